@@ -1,0 +1,202 @@
+"""The configuration of a run: one dataclass tree, read from TOML, validated with the fix named.
+
+Every field carries its help text, range and choices as metadata, so that the command line, the
+ComfyUI tooltips and the error messages all say the same thing. The defaults are the `recommended`
+preset; `paper` replaces the values in `PAPER`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    identity: bool = True,
+) -> Any:
+    """A dataclass field with help, inclusive range, choices.
+
+    `identity=False` marks settings that do not change what is being trained (how long, how often
+    to save): they may differ when a run is resumed.
+    """
+    meta = {"help": help, "low": low, "high": high, "choices": choices, "identity": identity}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass
+class ModelConfig:
+    """Which files make up the policy, and the LoRA that is trained on them."""
+
+    transformer: str = option("", "Wan diffusion model: .safetensors file, sharded index, Diffusers folder, or `tiny` for the embedded model.")
+    vae: str = option("", "Wan VAE .safetensors file or folder; with `tiny` it may stay empty.")
+    text_encoder: str = option("", "UMT5 text encoder .safetensors file (ComfyUI umt5_xxl layout); with `tiny` it may stay empty.")
+    dtype: str = option("auto", "Compute type of the frozen weights; auto keeps 16-bit files as they are on a GPU and uses fp32 on the CPU.", choices=("auto", "fp32", "bf16", "fp16"))
+    device: str = option("auto", "cuda, cuda:1, cpu, mps, or auto for the best one present.", identity=False)
+    lora_rank: int = option(16, "Rank of the trained LoRA.", low=1, high=512)
+    lora_alpha: float = option(32.0, "LoRA alpha; the update is scaled by alpha / rank.", low=1e-3, high=4096)
+    lora_targets: list[str] = option(["attention"], "attention, ffn, or full module-name endings such as attn1.to_q; each must match.")
+    continue_from: str = option("", "LoRA .safetensors whose weights training starts from; it is then the reference policy.")
+    frozen_loras: list[dict[str, Any]] = option([], "LoRAs that belong to the base: tables with `file` and `strength`.")
+    gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass: less memory, about a third more time.", identity=False)
+    text_tokens: int = option(0, "Length of the text context; 0 = the model's own (512, tiny: 32).", low=0, high=1024)
+    offload: bool = option(False, "Keep only the network of the current phase on the device.", identity=False)
+
+
+@dataclass
+class PromptsConfig:
+    """Where prompts come from and which are held out."""
+
+    file: str = option("", "Prompts file: .txt (one a line) or .jsonl; with `tiny` the embedded prompts are used when empty.")
+    validation_file: str = option("", "Separate prompts for validation; empty = hold out validation_share of `file`.")
+    test_file: str = option("", "Separate prompts for the final test; empty = hold out test_share of `file`.")
+    negative: str = option("", "Negative prompt, used when guidance is above 1.")
+    validation_share: float = option(0.1, "Share of the prompts held out for validation.", low=0.0, high=0.5)
+    test_share: float = option(0.1, "Share of the prompts held out for the final test.", low=0.0, high=0.5)
+
+
+@dataclass
+class ScheduleConfig:
+    """Noise levels of the sampler and the stochastic step."""
+
+    kind: str = option("simple", "simple = ComfyUI, unipc-a = diffusers up to 0.35 and the paper, unipc-b = newer diffusers.", choices=("simple", "unipc-a", "unipc-b"))
+    steps: int = option(20, "Denoising steps of a rollout.", low=2, high=1000)
+    shift: float = option(0.0, "Flow shift; 0 = 5.0 from 720p (921,600 pixels a frame) on, else 3.0. Train with the shift you sample with.", low=0.0, high=100.0)
+    sde: str = option("flash", "Standard deviation of the stochastic step: flash (paper), flow (Flow-SDE), dance (DanceGRPO), cps.", choices=("flash", "flow", "dance", "cps"))
+    eta: float = option(1.0, "Scale of the injected noise (flash 1.0, flow 0.7, dance 0.3, cps 0.7).", low=0.0, high=10.0)
+    window: list[int] = option([], "Half-open range [first, end) of steps that may be stochastic; empty = the first half. Never contains the last step.")
+    draw: str = option("stratified", "How prompts get their SDE step: stratified over the window, or uniform with replacement.", choices=("stratified", "uniform"))
+
+
+@dataclass
+class RolloutConfig:
+    """What is sampled in one iteration."""
+
+    width: int = option(832, "Video width in pixels, a multiple of 16.", low=16, high=4096)
+    height: int = option(480, "Video height in pixels, a multiple of 16.", low=16, high=4096)
+    frames: int = option(81, "Number of frames, 4n+1.", low=1, high=1025)
+    fps: float = option(16.0, "Frames per second of the written videos.", low=1.0, high=240.0)
+    guidance: float = option(4.5, "Classifier-free guidance; 1 = none (half the cost).", low=1.0, high=30.0)
+    group_size: int = option(8, "Videos per prompt. At least 2; below 4 advantages carry almost no information.", low=2, high=1024)
+    prompts_per_iteration: int = option(8, "Prompts (groups) per iteration; at least 2 so that an update sees several noise levels.", low=2, high=4096)
+    noise: str = option("shared", "Initial noise: one per group (shared) or one per video (independent, as in the paper).", choices=("shared", "independent"))
+    shared_prefix: bool = option(True, "With shared noise, compute the steps before the stochastic one once per group (exact).")
+    micro_batch: int = option(4, "Videos of one group that go through the transformer together.", low=1, high=1024)
+    decode_batch: int = option(1, "Videos decoded and scored together.", low=1, high=256)
+
+
+@dataclass
+class RewardConfig:
+    """The reward: a weighted mix of named terms."""
+
+    terms: list[dict[str, Any]] = option([], "Tables with `name`, `weight` and the term's own options; empty = technical + motion (tiny: tiny_world).")
+    on_nan: str = option("error", "A score that is not finite: stop with an error, or mask the video out of its group.", choices=("error", "mask"))
+    normalise: bool = option(True, "Standardise each term's advantage on its own before weighting, so that no term decides by its scale.")
+
+
+@dataclass
+class LossConfig:
+    """Advantages and the clipped policy-gradient loss."""
+
+    advantage_std: str = option("update", "Divisor of the advantages: update (group-centred rewards of the whole update), group, max_group, none, raw_update (paper).", choices=("update", "group", "max_group", "none", "raw_update"))
+    advantage_clamp: float = option(5.0, "Largest absolute advantage.", low=0.1, high=1000.0)
+    clip: float = option(1e-3, "Clip range of the probability ratio.", low=1e-8, high=1.0)
+    rectification: str = option("pool", "Normaliser of the temporal gradient rectification 1/lambda: pool (mean over the window), update (mean over the update, paper), none (weights 1).", choices=("pool", "update", "none"))
+    kl: float = option(0.0, "Weight of the KL divergence to the reference policy.", low=0.0, high=100.0)
+
+
+@dataclass
+class OptimConfig:
+    """AdamW on the LoRA."""
+
+    learning_rate: float = option(3e-5, "AdamW learning rate.", low=1e-9, high=1.0)
+    warmup: int = option(5, "Iterations over which the learning rate rises linearly.", low=0, high=100000)
+    beta1: float = option(0.9, "AdamW beta 1.", low=0.0, high=0.9999)
+    beta2: float = option(0.999, "AdamW beta 2.", low=0.0, high=0.999999)
+    eps: float = option(1e-15, "AdamW epsilon; gradients here are about 1e-8, so the usual 1e-8 would throttle them.", low=0.0, high=1e-2)
+    weight_decay: float = option(1e-4, "AdamW weight decay.", low=0.0, high=1.0)
+    max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.", low=0.0, high=1e6)
+    updates_per_rollout: int = option(1, "Optimizer steps per rollout batch; above 1 the later ones are off-policy.", low=1, high=64)
+    ema_decay: float = option(0.9, "Decay of the exponential moving average of the LoRA, per optimizer step; 0 = off.", low=0.0, high=0.99999)
+
+
+@dataclass
+class EvalConfig:
+    """Held-out evaluation with the ODE sampler."""
+
+    every: int = option(10, "Iterations between evaluations on the validation prompts; 0 = only the final test.", low=0, high=100000, identity=False)
+    prompts: int = option(8, "Validation prompts used at each evaluation (at most those held out).", low=1, high=10000)
+    seeds: int = option(2, "Videos per prompt at each evaluation.", low=1, high=1000)
+    test_prompts: int = option(16, "Test prompts judged once at the end (at most those held out).", low=0, high=10000)
+    test_seeds: int = option(2, "Videos per test prompt.", low=1, high=1000)
+    weights: str = option("ema", "Which weights are judged and exported: ema or live.", choices=("ema", "live"))
+    patience: int = option(0, "Stop after this many evaluations without a better validation reward; 0 = never.", low=0, high=1000, identity=False)
+    terms: list[dict[str, Any]] = option([], "Reward terms used for evaluation; empty = the training reward.")
+
+
+@dataclass
+class RunConfig:
+    """The run itself: name, folder, length."""
+
+    name: str = option("run", "Name of the run folder: letters, digits, dot, dash, underscore; at most 64.", identity=False)
+    output: str = option("output", "Folder that gets flashgrpo/runs/<name>.", identity=False)
+    preset: str = option("recommended", "Defaults: recommended or paper.", choices=("recommended", "paper"))
+    iterations: int = option(100, "Iterations to train (one optimizer step each).", low=0, high=1000000, identity=False)
+    seed: int = option(0, "Seed of every random draw of the run.", low=0, high=2**63 - 1)
+    save_every: int = option(10, "Iterations between checkpoints that are kept; the newest is always kept.", low=1, high=100000, identity=False)
+    keep: int = option(3, "Checkpoints kept besides the best one.", low=1, high=1000, identity=False)
+    processes: int = option(0, "Expected number of processes; 0 = whatever was launched.", low=0, high=4096, identity=False)
+    threads: int = option(0, "CPU threads per process; 0 = torch's choice. Results are bit-identical only at equal threads.", low=0, high=1024, identity=False)
+    lora_format: str = option("comfyui", "Key names of exported LoRAs.", choices=("comfyui", "kohya", "diffusers"), identity=False)
+
+
+@dataclass
+class Config:
+    """All settings of a run. Tables as in the TOML file."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    prompts: PromptsConfig = field(default_factory=PromptsConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+#: The paper's settings where they differ from the defaults (method of arXiv 2605.15980 and its
+#: reference code); everything else keeps the recommended value.
+PAPER: dict[str, dict[str, Any]] = {
+    "schedule": {"kind": "unipc-a", "shift": 3.0, "draw": "uniform"},
+    "rollout": {"fps": 15.0, "prompts_per_iteration": 24, "noise": "independent", "shared_prefix": False},
+    "loss": {"advantage_std": "raw_update", "rectification": "update"},
+    "reward": {"normalise": False},
+    "optim": {"learning_rate": 1e-4, "warmup": 0, "eps": 1e-8, "max_grad_norm": 1.0},
+}
+
+#: What changes when the embedded tiny Wan is trained and the user did not say otherwise.
+TINY: dict[str, dict[str, Any]] = {
+    "model": {"dtype": "fp32", "gradient_checkpointing": False},
+    "schedule": {"steps": 10, "shift": 3.0},
+    "rollout": {
+        "width": 64,
+        "height": 64,
+        "frames": 9,
+        "fps": 8.0,
+        "guidance": 1.0,
+        "prompts_per_iteration": 6,
+        "micro_batch": 8,
+        "decode_batch": 8,
+    },
+    "optim": {"learning_rate": 3e-4},
+}
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {"recommended": {}, "paper": PAPER}
