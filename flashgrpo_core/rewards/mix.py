@@ -55,7 +55,6 @@ class MixedScores:
 @dataclass
 class _Gate:
     reward: Reward
-    name: str
     above: float
     below: float
     otherwise: float
@@ -205,13 +204,12 @@ class RewardMix:
 
     def _build_gate(self, where: str, table: Any) -> _Gate:
         if not isinstance(table, dict):
-            raise FlashGRPOError(f"{where} = {table!r} must be a table with name and above or below")
+            raise FlashGRPOError(f"{where} = {table!r} must be a table: name, and above or below")
         if "above" not in table and "below" not in table:
             raise FlashGRPOError(f"{where} needs a threshold: add above = 0.5 or below = 0.5")
         options = {key: value for key, value in table.items() if key not in GATE_KEYS}
         return _Gate(
             reward=self._build(where, table.get("name"), options),
-            name=table["name"],
             above=_number(f"{where}.above", table["above"]) if "above" in table else -math.inf,
             below=_number(f"{where}.below", table["below"]) if "below" in table else math.inf,
             otherwise=_number(f"{where}.otherwise", table.get("otherwise", 0.0)),
@@ -275,7 +273,9 @@ def _checked(reward: Reward, result: Any, count: int, first: int) -> dict[str, n
     checked = {}
     for key, values in result.items():
         if key != name and not key.startswith(name + "."):
-            raise FlashGRPOError(f"reward {name!r} returned {key!r}: parts are named {name + '.part'!r}")
+            raise FlashGRPOError(
+                f"reward {name!r} returned {key!r}: further values are named {name + '.part'!r}"
+            )
         values = np.asarray(values, dtype=np.float64)
         if values.shape != (count,):
             raise FlashGRPOError(
