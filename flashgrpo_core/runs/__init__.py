@@ -1,0 +1,1 @@
+"""Everything a run leaves on disk: its folder, events, checkpoints and report."""
