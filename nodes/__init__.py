@@ -1,0 +1,1 @@
+"""ComfyUI nodes: thin V3 schemas around `flashgrpo_core`."""
