@@ -30,7 +30,7 @@ except ImportError:
 CRF = 14
 _PRESET = "medium"
 
-# swscale's fast path from YUV to RGB is darker by more than one grey level; these flags (SWS_BICUBIC,
+# The fast path of swscale from YUV to RGB is darker by a grey level; these flags (SWS_BICUBIC,
 # SWS_ACCURATE_RND, SWS_FULL_CHR_H_INT) take its exact path.
 _EXACT_AV = 0x4 | 0x40000 | 0x2000
 _EXACT_FFMPEG = ["-sws_flags", "bicubic+accurate_rnd+full_chroma_int"]
