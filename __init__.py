@@ -1,4 +1,4 @@
-"""Entry point of the Flash-GRPO node pack for ComfyUI; everything else lives in the two packages."""
+"""Entry point of the Flash-GRPO node pack for ComfyUI."""
 
 import logging
 
