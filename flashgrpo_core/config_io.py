@@ -52,7 +52,9 @@ def apply_override(tables: dict[str, Any], text: str) -> None:
     key, sep, raw = text.partition("=")
     table, dot, name = key.strip().partition(".")
     if not sep or not dot or not name:
-        raise FlashGRPOError(f"override {text!r} is not table.key=value, e.g. optim.learning_rate=1e-4")
+        raise FlashGRPOError(
+            f"override {text!r} is not table.key=value, e.g. optim.learning_rate=1e-4"
+        )
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -72,10 +74,14 @@ def build_config(tables: dict[str, Any]) -> Config:
     merged: dict[str, dict[str, Any]] = {}
     for table, values in tables.items():
         if not isinstance(values, dict):
-            raise FlashGRPOError(f"setting {table!r} stands outside any table: put it under [table]")
+            raise FlashGRPOError(
+                f"setting {table!r} stands outside any table: put it under [table]"
+            )
     preset = tables.get("run", {}).get("preset", "recommended")
     if preset not in PRESETS:
-        raise FlashGRPOError(f"run.preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}")
+        raise FlashGRPOError(
+            f"run.preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}"
+        )
     layers = [PRESETS[preset]]
     if tables.get("model", {}).get("transformer") == "tiny":
         layers.append(TINY)
@@ -116,7 +122,9 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
     if origin is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
-        raise FlashGRPOError(f"{name} = {value!r} must be of type {getattr(origin, '__name__', origin)}")
+        raise FlashGRPOError(
+            f"{name} = {value!r} must be of type {getattr(origin, '__name__', origin)}"
+        )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise FlashGRPOError(f"{name} = {value} must be a finite number")
@@ -124,9 +132,15 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
         if low is not None and value < low or high is not None and value > high:
             raise FlashGRPOError(f"{name} = {value} is outside {low} to {high}")
     if meta.get("choices") and value not in meta["choices"]:
-        raise FlashGRPOError(f"{name} = {value!r} is unknown: choose one of {', '.join(meta['choices'])}")
+        raise FlashGRPOError(
+            f"{name} = {value!r} is unknown: choose one of {', '.join(meta['choices'])}"
+        )
     if isinstance(value, list):
-        item = kind.__args__[0].__origin__ if hasattr(kind.__args__[0], "__origin__") else kind.__args__[0]
+        item = (
+            kind.__args__[0].__origin__
+            if hasattr(kind.__args__[0], "__origin__")
+            else kind.__args__[0]
+        )
         if not all(isinstance(v, item) and not isinstance(v, bool) for v in value):
             raise FlashGRPOError(f"{name} = {value!r} must be a list of {item.__name__}")
     return value
@@ -134,7 +148,11 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
 
 def check_run_name(name: str) -> str:
     """Return `name` when it can be a folder on every system, else raise `FlashGRPOError`."""
-    if not _RUN_NAME.fullmatch(name) or name.endswith(".") or name.split(".")[0].lower() in _RESERVED:
+    if (
+        not _RUN_NAME.fullmatch(name)
+        or name.endswith(".")
+        or name.split(".")[0].lower() in _RESERVED
+    ):
         raise FlashGRPOError(
             f"run name {name[:80]!r} is not usable: letters, digits, '.', '-', '_', starting with a "
             "letter or digit, at most 64, no reserved Windows name"
@@ -147,7 +165,9 @@ def check_size(width: int, height: int, frames: int) -> None:
     for label, value in (("width", width), ("height", height)):
         if value % 16:
             down, up = value // 16 * 16, -(-value // 16) * 16
-            raise FlashGRPOError(f"{label} {value} is not divisible by 16: use {down or 16} or {up}")
+            raise FlashGRPOError(
+                f"{label} {value} is not divisible by 16: use {down or 16} or {up}"
+            )
     if (frames - 1) % 4:
         down = (frames - 1) // 4 * 4 + 1
         raise FlashGRPOError(f"frame count {frames} is not 4n+1: use {down} or {down + 4}")
@@ -187,15 +207,29 @@ def validate(config: Config) -> None:
         for term in tables:
             weight = term.get("weight", 1.0)
             if not isinstance(term.get("name"), str):
-                raise FlashGRPOError(f"{name} entry {term!r} has no name: add name = \"...\"")
-            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-                raise FlashGRPOError(f"{name} entry {term['name']!r}: weight {weight!r} must be a finite number")
+                raise FlashGRPOError(f'{name} entry {term!r} has no name: add name = "..."')
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, (int, float))
+                or not math.isfinite(weight)
+            ):
+                raise FlashGRPOError(
+                    f"{name} entry {term['name']!r}: weight {weight!r} must be a finite number"
+                )
     for entry in config.model.frozen_loras:
         strength = entry.get("strength", 1.0)
         if set(entry) - {"file", "strength"} or not isinstance(entry.get("file"), str):
-            raise FlashGRPOError(f"model.frozen_loras entry {entry!r} needs `file` and optional `strength`")
-        if isinstance(strength, bool) or not isinstance(strength, (int, float)) or not math.isfinite(strength):
-            raise FlashGRPOError(f"model.frozen_loras strength {strength!r} must be a finite number")
+            raise FlashGRPOError(
+                f"model.frozen_loras entry {entry!r} needs `file` and optional `strength`"
+            )
+        if (
+            isinstance(strength, bool)
+            or not isinstance(strength, (int, float))
+            or not math.isfinite(strength)
+        ):
+            raise FlashGRPOError(
+                f"model.frozen_loras strength {strength!r} must be a finite number"
+            )
 
 
 def to_tables(config: Config) -> dict[str, dict[str, Any]]:
@@ -249,5 +283,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+        )
     return str(value)

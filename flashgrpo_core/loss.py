@@ -1,0 +1,93 @@
+"""The clipped policy-gradient loss of one SDE step, temporally rectified.
+
+    r = exp(log p_new - log p_old)
+    loss = max(-w A r, -w A clip(r, 1 - c, 1 + c))        per sample
+
+w is 1/lambda of the step divided by a normaliser (temporal gradient rectification, arXiv
+2605.15980): without it the steps with little noise dominate only because d log p / d v is large
+there. w multiplies outside the clip, so the ratio itself is not rectified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from .errors import FlashGRPOError
+from .schedule import Schedule
+from .sde import inverse_gradient_scales
+
+RECTIFICATIONS = ("pool", "update", "none")
+
+
+def rectification_weights(
+    steps: Sequence[int],
+    schedule: Schedule,
+    window: tuple[int, int],
+    *,
+    kind: str = "flash",
+    eta: float = 1.0,
+    normaliser: str = "pool",
+    counts: Sequence[int] | None = None,
+) -> np.ndarray:
+    """Loss weight w of each group from the step it actually took, float64 `[P]`.
+
+    Args:
+        steps: SDE step per group.
+        schedule: the rollout's schedule.
+        window: the eligible steps.
+        kind: SDE kind.
+        eta: SDE noise scale.
+        normaliser: `pool` divides by the mean of 1/lambda over the window (constant over the run),
+            `update` by the mean over the samples of this update (the reference code), `none`
+            gives weights of 1, i.e. no rectification.
+        counts: samples per group that enter the loss, for `update`; None means equal.
+
+    Raises:
+        FlashGRPOError: unknown normaliser, or a step outside the window.
+    """
+    if normaliser not in RECTIFICATIONS:
+        raise FlashGRPOError(
+            f"rectification {normaliser!r} is unknown: choose one of {', '.join(RECTIFICATIONS)}"
+        )
+    outside = [k for k in steps if not window[0] <= k < window[1]]
+    if outside:
+        raise FlashGRPOError(
+            f"SDE step {outside[0]} is outside the window [{window[0]}, {window[1]})"
+        )
+    if normaliser == "none":
+        return np.ones(len(steps))
+    pool = inverse_gradient_scales(schedule, window, kind, eta)
+    inverse = np.array([pool[k - window[0]] for k in steps])
+    if normaliser == "pool":
+        return inverse / pool.mean()
+    share = np.ones(len(steps)) if counts is None else np.asarray(counts, np.float64)
+    return inverse / np.average(inverse, weights=share if share.any() else None)
+
+
+def policy_loss(
+    new_log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    weight: float,
+    clip: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clipped loss per sample.
+
+    Args:
+        new_log_prob: `[B]`, with gradient.
+        old_log_prob: `[B]`, recorded at rollout.
+        advantages: `[B]`.
+        weight: rectification weight w > 0 of the step.
+        clip: clip range c of the ratio.
+
+    Returns:
+        Loss `[B]`, ratio `[B]` (no gradient), and whether the clip cut the gradient, bool `[B]`.
+    """
+    ratio = torch.exp(new_log_prob - old_log_prob)
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    loss = weight * torch.maximum(-advantages * ratio, -advantages * clipped)
+    cut = ((advantages > 0) & (ratio > 1 + clip)) | ((advantages < 0) & (ratio < 1 - clip))
+    return loss, ratio.detach(), cut.detach()

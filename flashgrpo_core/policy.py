@@ -1,0 +1,210 @@
+"""The policy: a frozen Wan transformer and the LoRA that is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from .errors import FlashGRPOError
+from .seeds import generator
+from .wan.lora import target_modules
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ADAPTER = "policy"
+
+
+class WanPolicy:
+    """Velocity field of a Wan model with a trainable LoRA.
+
+    The reference policy is the same network with the LoRA switched off, or, when training
+    continues from a LoRA, with that LoRA's starting weights. Frozen LoRAs are part of the base
+    (merged before the policy is built), so they stay on in both.
+
+    Args:
+        transformer: diffusers' `WanTransformer3DModel`, frozen; it is changed in place.
+        rank: LoRA rank.
+        alpha: LoRA alpha; the update is scaled by alpha / rank.
+        targets: `attention`, `ffn` or module-name endings.
+        seed: seed of the LoRA's random half.
+        gradient_checkpointing: recompute activations in the backward pass.
+
+    Raises:
+        FlashGRPOError: a target matches no module.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        *,
+        rank: int = 16,
+        alpha: float = 32.0,
+        targets: list[str] | None = None,
+        seed: int = 0,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.transformer = transformer
+        self.rank = rank
+        self.alpha = float(alpha)
+        self.targets = target_modules(transformer, targets or ["attention"])
+        transformer.requires_grad_(False)
+        transformer.eval()
+        config = LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules=self.targets, init_lora_weights=True
+        )
+        inject_adapter_in_model(config, transformer, adapter_name=ADAPTER)
+        self._layers: dict[str, Any] = {
+            name: module
+            for name, module in transformer.named_modules()
+            if isinstance(module, BaseTunerLayer)
+        }
+        self._initial: dict[str, torch.Tensor] | None = None
+        for name, layer in self._layers.items():
+            a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+            # PEFT follows the base's dtype; LoRA weights are fp32 whatever the base is.
+            a.float(), b.float()
+            with torch.no_grad():
+                noise = torch.randn(a.weight.shape, generator=generator(seed, name, "lora"))
+                a.weight.copy_(noise / rank)
+                b.weight.zero_()
+        if gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the transformer's weights are."""
+        return next(self.transformer.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Compute type of the frozen weights."""
+        return self.transformer.patch_embedding.weight.dtype  # type: ignore[union-attr,return-value]
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """Trained tensors by name, sorted: `<module>.lora_A` `[r, in]`, `<module>.lora_B` `[out, r]`."""
+        found = {}
+        for name, layer in self._layers.items():
+            found[f"{name}.lora_A"] = layer.lora_A[ADAPTER].weight
+            found[f"{name}.lora_B"] = layer.lora_B[ADAPTER].weight
+        return dict(sorted(found.items()))
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of the trained tensors on the CPU, by name."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self.parameters().items()}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set the trained tensors from `snapshot`-style names.
+
+        Raises:
+            FlashGRPOError: names or shapes do not match this policy's LoRA.
+        """
+        own = self.parameters()
+        missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+        if missing or extra:
+            raise FlashGRPOError(
+                f"adapter does not fit: {len(missing)} tensors missing (first: {missing[:1]}), "
+                f"{len(extra)} unknown (first: {extra[:1]}); use the LoRA targets it was made with"
+            )
+        for name, parameter in own.items():
+            if parameter.shape != weights[name].shape:
+                raise FlashGRPOError(
+                    f"adapter tensor {name} is {tuple(weights[name].shape)}, this policy needs "
+                    f"{tuple(parameter.shape)}: set model.lora_rank to the adapter's rank"
+                )
+            parameter.copy_(weights[name])
+
+    def set_reference(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Make `weights` the reference policy (used when training continues from a LoRA)."""
+        self._initial = {name: w.detach().clone() for name, w in weights.items()}
+
+    def lora_pairs(
+        self, weights: Mapping[str, torch.Tensor]
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """`snapshot`-style tensors as module name -> (A `[r, in]`, B `[out, r]`)."""
+        return {
+            name: (weights[f"{name}.lora_A"], weights[f"{name}.lora_B"]) for name in self._layers
+        }
+
+    @contextmanager
+    def using(self, weights: Mapping[str, torch.Tensor] | None) -> Iterator[None]:
+        """Run with other adapter weights (EMA, a checkpoint), then restore the live ones."""
+        if weights is None:
+            yield
+            return
+        live = self.snapshot()
+        self.load(weights)
+        try:
+            yield
+        finally:
+            self.load(live)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Run as the reference policy: base and frozen LoRAs only, or the starting LoRA."""
+        if self._initial is not None:
+            with self.using(self._initial):
+                yield
+            return
+        for layer in self._layers.values():
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers.values():
+                layer.enable_adapters(True)
+            # enable_adapters(False) clears requires_grad on some PEFT versions.
+            for parameter in self.parameters().values():
+                parameter.requires_grad_(True)
+
+    def velocity(
+        self,
+        latents: torch.Tensor,
+        timestep: float,
+        context: torch.Tensor,
+        negative: torch.Tensor | None = None,
+        guidance: float = 1.0,
+    ) -> torch.Tensor:
+        """Guided velocity v ~ noise - x0.
+
+        Args:
+            latents: float32 `[B, C, T, H, W]`, normalised.
+            timestep: 1000 * sigma.
+            context: prompt embedding `[tokens, text_dim]`, shared by the batch.
+            negative: embedding of the negative prompt, needed when guidance is not 1.
+            guidance: classifier-free guidance g: v_neg + g * (v - v_neg); 1 skips v_neg.
+
+        Returns:
+            float32 `[B, C, T, H, W]`.
+        """
+        velocity = self._forward(latents, timestep, context)
+        if guidance == 1.0:
+            return velocity
+        if negative is None:
+            raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
+        unguided = self._forward(latents, timestep, negative)
+        return unguided + guidance * (velocity - unguided)
+
+    def _forward(
+        self, latents: torch.Tensor, timestep: float, context: torch.Tensor
+    ) -> torch.Tensor:
+        device, dtype = self.device, self.dtype
+        batch = latents.shape[0]
+        out = self.transformer(
+            hidden_states=latents.to(device, dtype),
+            timestep=torch.full((batch,), timestep, device=device, dtype=torch.float32),
+            encoder_hidden_states=context.to(device, dtype).expand(batch, -1, -1),
+            return_dict=False,
+        )[0]
+        return out.float()
+
+
+def forwards_per_velocity(guidance: float) -> int:
+    """Transformer forwards of one `velocity` call per video."""
+    return 1 if guidance == 1.0 else 2

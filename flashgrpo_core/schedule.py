@@ -1,0 +1,86 @@
+"""Sigma schedules of flow-matching samplers.
+
+All three grids shift a grid u by `sigma = s * u / (1 + (s - 1) * u)`; they differ in u by about
+0.1 %, which is enough to make weights that are computed for one wrong for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import FlashGRPOError
+
+SCHEDULES = ("simple", "unipc-a", "unipc-b")
+
+#: Training timesteps of Wan; a timestep is `TRAIN_STEPS * sigma`.
+TRAIN_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Noise levels of one sampling run.
+
+    Attributes:
+        kind: `simple`, `unipc-a` or `unipc-b`.
+        shift: flow shift.
+        sigmas: float64 `[N + 1]`, decreasing, last entry 0.
+        timesteps: float64 `[N]`, what the transformer is told at each step.
+    """
+
+    kind: str
+    shift: float
+    sigmas: np.ndarray
+    timesteps: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        """Number of denoising steps N."""
+        return len(self.timesteps)
+
+    @property
+    def dt(self) -> np.ndarray:
+        """`sigma_next - sigma` per step, negative, float64 `[N]`."""
+        return np.diff(self.sigmas)
+
+
+def make_schedule(kind: str, steps: int, shift: float) -> Schedule:
+    """Build a schedule.
+
+    Args:
+        kind: `simple` is ComfyUI's scheduler of that name over its 1000-entry table; `unipc-a` is
+            diffusers' UniPC with flow sigmas up to 0.35, which the paper used; `unipc-b` the same
+            in newer diffusers.
+        steps: denoising steps, at least 1.
+        shift: flow shift, positive.
+
+    Raises:
+        FlashGRPOError: unknown kind, or steps or shift out of range.
+    """
+    if kind not in SCHEDULES:
+        raise FlashGRPOError(
+            f"schedule kind {kind!r} is unknown: choose one of {', '.join(SCHEDULES)}"
+        )
+    if not 1 <= steps <= TRAIN_STEPS:
+        raise FlashGRPOError(f"schedule steps {steps} is outside 1 to {TRAIN_STEPS}")
+    if not (shift > 0 and np.isfinite(shift)):
+        raise FlashGRPOError(f"flow shift {shift} must be a finite number above 0, e.g. 3.0 or 5.0")
+    i = np.arange(steps, dtype=np.float64)
+    if kind == "simple":
+        # ComfyUI picks table entries by truncated index, so u is a multiple of 1/1000.
+        u = (
+            TRAIN_STEPS - np.array([int(x * (TRAIN_STEPS / steps)) for x in range(steps)])
+        ) / TRAIN_STEPS
+    elif kind == "unipc-a":
+        u = 0.999 * (1 - i / steps)
+    else:
+        u = 1 - 0.999 * i / steps
+    sigmas = shift * u / (1 + (shift - 1) * u)
+    if kind == "unipc-b":
+        sigmas[0] -= 1e-6
+    timesteps = TRAIN_STEPS * sigmas
+    if kind != "simple":
+        # diffusers hands the transformer whole timesteps; ComfyUI hands it 1000 * sigma.
+        timesteps = np.floor(timesteps)
+    return Schedule(kind, float(shift), np.append(sigmas, 0.0), timesteps)

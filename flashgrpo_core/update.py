@@ -1,0 +1,300 @@
+"""The train step: policy gradient of the recorded transitions, and AdamW on the LoRA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .config import LossConfig, OptimConfig
+from .control import Control
+from .distributed import World
+from .errors import FlashGRPOError
+from .groups import PromptGroup
+from .loss import policy_loss, rectification_weights
+from .policy import WanPolicy
+from .rollout import Rollout, RolloutSampler
+from .sde import kl_divergence, log_prob, transition_mean
+
+
+@dataclass
+class GradientStats:
+    """What one pass over an update's transitions measured.
+
+    Attributes:
+        loss: clipped loss plus weighted KL, mean over the used samples.
+        kl: mean KL to the reference policy (0 when its weight is 0).
+        ratio_drift: largest |log ratio|; before the first update this is numerical noise.
+        clip_fraction: share of used samples whose gradient the clip cut.
+        by_step: SDE step -> root mean square over its groups of the LoRA gradient norm of the
+            group's mean loss, before (`raw`) and after (`rectified`) the weight.
+        forwards: transformer forwards with gradient, per video.
+    """
+
+    loss: float = 0.0
+    kl: float = 0.0
+    ratio_drift: float = 0.0
+    clip_fraction: float = 0.0
+    by_step: dict[int, dict[str, float]] = field(default_factory=dict)
+    forwards: int = 0
+
+
+@dataclass
+class _Unit:
+    """One backward pass: a whole group with shared prefix, or a micro-batch of one."""
+
+    row: int
+    group: PromptGroup
+    rollout: Rollout
+
+
+def policy_gradient(
+    policy: WanPolicy,
+    sampler: RolloutSampler,
+    groups: Sequence[PromptGroup],
+    rollouts: Sequence[Rollout],
+    advantages: np.ndarray,
+    used: np.ndarray,
+    loss: LossConfig,
+    window: tuple[int, int],
+    *,
+    control: Control | None = None,
+    world: World | None = None,
+) -> tuple[dict[str, torch.Tensor], GradientStats]:
+    """Gradient of the rectified, clipped loss over all used samples of the update.
+
+    The loss is a mean over the used samples of all ranks, so the result does not depend on how
+    the work is cut; sums run in float64, so it does not depend on the order either.
+
+    Args:
+        policy: the policy; only its LoRA gets a gradient.
+        sampler: the sampler that made the rollouts (same guidance, same batch shapes).
+        groups: all groups of the update.
+        rollouts: this rank's rollouts.
+        advantages: float64 `[P, G]`.
+        used: bool `[P, G]`, samples that enter the loss.
+        loss: loss settings.
+        window: the eligible SDE steps.
+        control: the host.
+        world: the processes.
+
+    Returns:
+        Gradients by parameter name, float64, and statistics.
+
+    Raises:
+        FlashGRPOError: no sample is used.
+    """
+    control, world = control or Control(), world or World()
+    count = int(used.sum())
+    if count == 0:
+        raise FlashGRPOError("no sample of this update has a usable advantage: nothing to train on")
+    settings = sampler.settings
+    weights = rectification_weights(
+        [g.sde_step for g in groups],
+        sampler.schedule,
+        window,
+        kind=settings.kind,
+        eta=settings.eta,
+        normaliser=loss.rectification,
+        counts=[int(n) for n in used.sum(1)],
+    )
+    parameters = policy.parameters()
+    where = (
+        torch.device("cpu") if policy.device.type == "mps" else policy.device
+    )  # no float64 on MPS
+    gradient = {
+        n: torch.zeros(p.shape, dtype=torch.float64, device=where) for n, p in parameters.items()
+    }
+    # Per step: sum over its groups of the squared norms (raw, rectified) and their number.
+    norms = np.zeros((sampler.schedule.steps, 3))
+    sums = np.zeros(3)  # loss, KL, clipped samples
+    drift = 0.0
+    forwards = 0
+    for unit in _units(sampler, groups, rollouts, used, world):
+        row, rollout = unit.row, unit.rollout
+        mask = torch.from_numpy(used[row, rollout.samples.start : rollout.samples.stop])
+        if not bool(mask.any()):
+            continue
+        step = sampler.transition(unit.group)
+        latents = rollout.latents.to(policy.device)
+        velocity = sampler.velocity(unit.group, latents)
+        forwards += len(latents)
+        mean = transition_mean(step, latents, velocity)
+        new = log_prob(step, rollout.latents_next.to(policy.device), mean)
+        chosen = mask.to(policy.device)
+        values = torch.from_numpy(advantages[row, rollout.samples.start : rollout.samples.stop]).to(
+            new
+        )
+        per_sample, ratio, cut = policy_loss(
+            new, rollout.old_log_prob.to(new), values, float(weights[row]), loss.clip
+        )
+        unit_loss = per_sample[chosen].sum() / count
+        if loss.kl > 0:
+            control.check()
+            with torch.no_grad(), policy.reference():
+                reference = sampler.velocity(unit.group, latents)
+            kl = kl_divergence(step, velocity, reference).expand(len(mask))[chosen].sum()
+            unit_loss = unit_loss + loss.kl * kl / count
+            sums[1] += kl.item()
+        control.check()
+        unit_loss.backward()
+        squared = 0.0
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                part = parameter.grad.to(where, torch.float64)
+                gradient[name] += part
+                squared += float(part.square().sum())
+                parameter.grad = None
+        share = count / int(mask.sum())
+        rectified = math.sqrt(squared) * share
+        norms[unit.group.sde_step] += [(rectified / weights[row]) ** 2, rectified**2, 1.0]
+        sums += [unit_loss.item(), 0.0, float(cut[chosen].sum())]
+        drift = max(drift, float(ratio[chosen].log().abs().max()))
+        control.tick()
+    if world.size > 1:  # one all-reduce of everything
+        flat = world.sum_(torch.cat([g.flatten() for g in gradient.values()]))
+        pieces = flat.split([g.numel() for g in gradient.values()])
+        gradient = {
+            n: piece.view_as(gradient[n]) for n, piece in zip(gradient, pieces, strict=True)
+        }
+    norms, sums = world.sum_array(norms), world.sum_array(sums)
+    drifts = np.zeros(world.size)
+    drifts[world.rank] = drift
+    stats = GradientStats(
+        loss=float(sums[0]),
+        kl=float(sums[1]) / count,
+        ratio_drift=float(world.sum_array(drifts).max()),
+        clip_fraction=float(sums[2]) / count,
+        by_step={
+            k: {
+                "raw": math.sqrt(norms[k, 0] / norms[k, 2]),
+                "rectified": math.sqrt(norms[k, 1] / norms[k, 2]),
+            }
+            for k in range(len(norms))
+            if norms[k, 2] > 0
+        },
+        forwards=int(world.sum_array(np.array([float(forwards)]))[0]),
+    )
+    return gradient, stats
+
+
+def _units(
+    sampler: RolloutSampler,
+    groups: Sequence[PromptGroup],
+    rollouts: Sequence[Rollout],
+    used: np.ndarray,
+    world: World,
+) -> list[_Unit]:
+    """The backward passes of this rank, cut the same way for any number of ranks."""
+    row_of = {group.group_id: row for row, group in enumerate(groups)}
+    units = [
+        _Unit(row_of[r.group.group_id], r.group, r)
+        for r in rollouts
+        if not sampler.settings.shares(r.group)
+    ]
+    shared = [
+        (row, g) for row, g in enumerate(groups) if sampler.settings.shares(g) and used[row].any()
+    ]
+    for row, group in world.deal(shared):
+        mine = [r for r in rollouts if r.group.group_id == group.group_id]
+        units.append(_Unit(row, group, _whole_group(sampler, group, mine)))
+    return units
+
+
+def _whole_group(sampler: RolloutSampler, group: PromptGroup, mine: Sequence[Rollout]) -> Rollout:
+    """All samples of a group with shared prefix; parts of other ranks are redrawn from seeds."""
+    if sum(len(r.samples) for r in mine) == group.size:
+        return Rollout(
+            group,
+            range(group.size),
+            mine[0].latents,
+            torch.cat([r.latents_next for r in mine]),
+            torch.cat([r.old_log_prob for r in mine]),
+            torch.empty(0),
+        )
+    return sampler.transition_of(group)
+
+
+class PolicyOptimizer:
+    """AdamW on the LoRA, with warm-up, gradient clipping and an exponential moving average.
+
+    Args:
+        policy: the policy whose LoRA is trained.
+        config: optimizer settings.
+        latent_elements: elements D of one video's latents; the default clip norm
+            0.003 sqrt(2.1e6 / D) follows the gradient norm, which falls as 1 / sqrt(D).
+    """
+
+    def __init__(self, policy: WanPolicy, config: OptimConfig, latent_elements: int) -> None:
+        self.policy = policy
+        self.config = config
+        self.max_grad_norm = config.max_grad_norm or 0.003 * math.sqrt(2.1e6 / latent_elements)
+        self.step_count = 0
+        self.parameters = policy.parameters()
+        self.adam = torch.optim.AdamW(
+            list(self.parameters.values()),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            foreach=False,
+        )
+        self.ema = policy.snapshot()
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the 1-based optimizer step."""
+        return self.config.learning_rate * min(1.0, step / max(self.config.warmup, 1))
+
+    def step(self, gradient: Mapping[str, torch.Tensor]) -> float:
+        """One AdamW step on float64 gradients; returns their norm before clipping.
+
+        Raises:
+            FlashGRPOError: the gradient is exactly zero everywhere.
+        """
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradient.values()))
+        if norm == 0.0:
+            raise FlashGRPOError(
+                "the LoRA gradient is exactly zero: the attention backend has no backward pass or the "
+                "LoRA is not active; use a differentiable attention (PyTorch's own)"
+            )
+        if not math.isfinite(norm):
+            return norm
+        scale = min(1.0, self.max_grad_norm / norm)
+        self.step_count += 1
+        for group in self.adam.param_groups:
+            group["lr"] = self.learning_rate(self.step_count)
+        for name, parameter in self.parameters.items():
+            parameter.grad = (gradient[name] * scale).to(parameter.device, parameter.dtype)
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        decay = self.config.ema_decay
+        for name, parameter in self.parameters.items():
+            self.ema[name].lerp_(parameter.detach().to("cpu"), 1.0 - decay)
+        return norm
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Adam's moments as named tensors (CPU copies); the step count is kept beside them."""
+        tensors = {}
+        for name, parameter in self.parameters.items():
+            for key, value in self.adam.state.get(parameter, {}).items():
+                if torch.is_tensor(value) and value.dim() > 0:
+                    tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=True)
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], step_count: int) -> None:
+        """Restore `state` and the number of steps taken."""
+        self.step_count = step_count
+        self.adam.state.clear()
+        if step_count == 0:
+            return
+        for name, parameter in self.parameters.items():
+            self.adam.state[parameter] = {
+                "step": torch.tensor(float(step_count)),
+                **{
+                    key: tensors[f"{name}.{key}"].to(parameter.device, copy=True)
+                    for key in ("exp_avg", "exp_avg_sq")
+                },
+            }
