@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import torch
@@ -196,6 +196,7 @@ def fill(
     dtype: torch.dtype,
     device: torch.device | str,
     islands: tuple[str, ...] = (),
+    tied: Collection[str] = (),
 ) -> None:
     """Give a model on the meta device its weights, one tensor at a time and strictly.
 
@@ -206,11 +207,13 @@ def fill(
         dtype: dtype of the parameters.
         device: where the parameters go.
         islands: parts of a dotted key that stay fp32 when `dtype` is a 16-bit type.
+        tied: model keys that share another key's parameter and are set by the caller.
 
     Raises:
         FlashGRPOError: keys are missing or left over, or a shape differs.
     """
-    wanted = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    wanted = {key: tensor.shape for key, tensor in state.items() if key not in tied}
     missing = sorted(wanted.keys() - names.keys())
     extra = sorted(names[key] for key in names.keys() - wanted.keys())
     if missing or extra:
