@@ -220,6 +220,12 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
     )
 
 
+def latent_layout(networks: Networks) -> tuple[int, int]:
+    """Latent channels of the transformer and pixels per latent of the VAE."""
+    spatial = getattr(networks.vae.config, "scale_factor_spatial", None) or 8
+    return networks.spec.out_channels, spatial
+
+
 def build_reward(config: Config) -> RewardMix:
     """The training reward."""
     config = with_embedded_files(config)

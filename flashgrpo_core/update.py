@@ -15,7 +15,7 @@ from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
 from .loss import policy_loss, rectification_weights
-from .policy import WanPolicy
+from .policy import WanPolicy, forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
 from .sde import kl_divergence, log_prob, transition_mean
 
@@ -43,8 +43,14 @@ class GradientStats:
 
 
 @dataclass
-class _Unit:
-    """One backward pass: a whole group with shared prefix, or a micro-batch of one."""
+class Unit:
+    """One backward pass: a whole group with shared prefix, or a micro-batch of one.
+
+    Attributes:
+        row: index of the group in the update.
+        group: the group.
+        rollout: the recorded transition of its samples.
+    """
 
     row: int
     group: PromptGroup
@@ -55,7 +61,7 @@ def policy_gradient(
     policy: WanPolicy,
     sampler: RolloutSampler,
     groups: Sequence[PromptGroup],
-    rollouts: Sequence[Rollout],
+    units: Sequence[Unit],
     advantages: np.ndarray,
     used: np.ndarray,
     loss: LossConfig,
@@ -73,7 +79,7 @@ def policy_gradient(
         policy: the policy; only its LoRA gets a gradient.
         sampler: the sampler that made the rollouts (same guidance, same batch shapes).
         groups: all groups of the update.
-        rollouts: this rank's rollouts.
+        units: this rank's backward passes, see `update_units`.
         advantages: float64 `[P, G]`.
         used: bool `[P, G]`, samples that enter the loss.
         loss: loss settings.
@@ -113,7 +119,7 @@ def policy_gradient(
     sums = np.zeros(3)  # loss, KL, clipped samples
     drift = 0.0
     forwards = 0
-    for unit in _units(sampler, groups, rollouts, used, world):
+    for unit in units:
         row, rollout = unit.row, unit.rollout
         mask = torch.from_numpy(used[row, rollout.samples.start : rollout.samples.stop])
         if not bool(mask.any()):
@@ -121,7 +127,7 @@ def policy_gradient(
         step = sampler.transition(unit.group)
         latents = rollout.latents.to(policy.device)
         velocity = sampler.velocity(unit.group, latents)
-        forwards += len(latents)
+        forwards += len(latents) * forwards_per_velocity(settings.guidance)
         mean = transition_mean(step, latents, velocity)
         new = log_prob(step, rollout.latents_next.to(policy.device), mean)
         chosen = mask.to(policy.device)
@@ -181,17 +187,20 @@ def policy_gradient(
     return gradient, stats
 
 
-def _units(
+def update_units(
     sampler: RolloutSampler,
     groups: Sequence[PromptGroup],
     rollouts: Sequence[Rollout],
     used: np.ndarray,
     world: World,
-) -> list[_Unit]:
-    """The backward passes of this rank, cut the same way for any number of ranks."""
+) -> list[Unit]:
+    """The backward passes of this rank, cut the same way for any number of ranks.
+
+    Call it before the policy changes: with shared prefix it redraws what other ranks rolled out.
+    """
     row_of = {group.group_id: row for row, group in enumerate(groups)}
     units = [
-        _Unit(row_of[r.group.group_id], r.group, r)
+        Unit(row_of[r.group.group_id], r.group, r)
         for r in rollouts
         if not sampler.settings.shares(r.group)
     ]
@@ -200,7 +209,7 @@ def _units(
     ]
     for row, group in world.deal(shared):
         mine = [r for r in rollouts if r.group.group_id == group.group_id]
-        units.append(_Unit(row, group, _whole_group(sampler, group, mine)))
+        units.append(Unit(row, group, _whole_group(sampler, group, mine)))
     return units
 
 
