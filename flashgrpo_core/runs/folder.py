@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,7 +172,7 @@ def _sample_key(entry: dict[str, Any]) -> tuple[int, str, str, str]:
 
 def _try_lock(file: IO[bytes]) -> bool:
     try:
-        if os.name == "nt":
+        if sys.platform == "win32":
             import msvcrt
 
             file.seek(0)
@@ -190,7 +191,7 @@ def _try_lock(file: IO[bytes]) -> bool:
 
 def _unlock(file: IO[bytes]) -> None:
     try:
-        if os.name == "nt":
+        if sys.platform == "win32":
             import msvcrt
 
             file.seek(0)
