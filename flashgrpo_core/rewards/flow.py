@@ -211,6 +211,4 @@ def _sample(image: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
         ((2 * x + 1) / width - 1, (2 * y + 1) / height - 1),
         -1,
     ).reshape(1, *x.shape[-2:], 2)
-    return F.grid_sample(
-        image, grid, mode="bilinear", padding_mode="border", align_corners=False
-    )
+    return F.grid_sample(image, grid, mode="bilinear", padding_mode="border", align_corners=False)
