@@ -56,8 +56,14 @@ def number(value: Value, signed: bool = False) -> str:
     elif size >= 1000:
         text = f"{size:,.0f}"
     else:
-        text = f"{size:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+        text = f"{size:.{3 if 0.01 <= size < 1 else max(0, 2 - math.floor(math.log10(size)))}f}"
     return sign + text
+
+
+def tick_text(value: float) -> str:
+    """The label of an axis tick: `number` without the zeros that only show precision."""
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -161,7 +167,7 @@ def line_chart(
     elif x_low == x_high:
         x_low, x_high = x_low - 1, x_high + 1
     ticks = log_ticks(low, high) if log else nice_ticks(low, high, max(3, height // 55))
-    labels = [number(t) for t in ticks]
+    labels = [tick_text(t) for t in ticks]
     left = 14 + 7.2 * max(len(text) for text in labels)
     right, top, bottom = 14, 12, 36
     scale: Callable[[float], float] = math.log10 if log else float
@@ -182,23 +188,23 @@ def line_chart(
         out.append(f'<path class="grid" d="M{left:.1f} {y:.1f}H{width - right}"/>')
         out.append(f'<text class="end" x="{left - 7:.1f}" y="{y + 4:.1f}">{text}</text>')
     out += _x_axis(px, x_low, x_high, x_names, base, width, height, right, x_label)
+    notes = []  # drawn last, so that no curve crosses them
     for x, text in marks:
         out.append(f'<path class="mark" d="M{px(x):.1f} {top}V{base}"/>')
         anchor = "end" if px(x) > width * 0.6 else "start"
         shift = -5 if anchor == "end" else 5
-        out.append(
+        notes.append(
             f'<text class="note {anchor}" x="{px(x) + shift:.1f}" y="{top + 10}">'
             f"{escape(text)}</text>"
         )
     for value, text in lines:
         y = py(value)
         out.append(f'<path class="rule" d="M{left:.1f} {y:.1f}H{width - right}"/>')
-        above = y - 5 if y - top > 16 else y + 14
-        out.append(f'<text class="note" x="{left + 6:.1f}" y="{above:.1f}">{escape(text)}</text>')
+        where = f'x="{width - right - 4}" y="{y - 5 if y - top > 16 else y + 14:.1f}"'
+        notes.append(f'<text class="note end" {where}>{escape(text)}</text>')
     for s in series:
         out += _draw(s, px, py, log, x_label, x_names)
-    out.append("</svg>")
-    return "".join(out)
+    return "".join([*out, *notes, "</svg>"])
 
 
 def _padded(low: float, high: float, log: bool) -> tuple[float, float]:

@@ -124,7 +124,7 @@ class RunFolder:
         known = {_sample_key(entry): entry for entry in self.read_samples()}
         for entry in entries:
             known[_sample_key(entry)] = jsonable(entry)
-        rows = [known[key] for key in sorted(known)]
+        rows = sorted(known.values(), key=_sample_order)
         self.samples.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.samples_index, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
 
@@ -161,13 +161,13 @@ class RunFolder:
                 _unlock(file)
 
 
-def _sample_key(entry: dict[str, Any]) -> tuple[int, str, str, str]:
-    return (
-        int(entry.get("iteration") or 0),
-        str(entry.get("split")),
-        str(entry.get("prompt")),
-        str(entry.get("seed")).zfill(20),
-    )
+def _sample_key(entry: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(entry.get(key)) for key in ("iteration", "split", "prompt", "seed"))
+
+
+def _sample_order(entry: dict[str, Any]) -> tuple[int, str, str]:
+    # File names carry the prompt's place in its file.
+    return int(entry.get("iteration") or 0), str(entry.get("split")), str(entry.get("file"))
 
 
 def _try_lock(file: IO[bytes]) -> bool:

@@ -154,7 +154,8 @@ def _headline(data: RunData, judged: Record | None) -> str:
     else:
         left = _verdict(judged)
     facts = "".join(
-        f'<dl><dt>{escape(name)}</dt><dd class="{"small" if len(text) > 14 else ""}">'
+        f'<dl class="{"long" if len(text) > 24 else ""}"><dt>{escape(name)}</dt>'
+        f'<dd class="{"small" if len(text) > 14 else ""}">'
         f"{escape(text)}</dd></dl>"
         for name, text in _facts(data, judged)
     )

@@ -201,7 +201,7 @@ def health(iterations: list[Record], config: Config | None) -> str:
     def column(key: str) -> list[Value]:
         return [_mean(i.get(key)) for i in iterations]
 
-    clip = [(config.loss.clip, f"clip range {number(config.loss.clip)}")] if config else []
+    clip = [(config.loss.clip, f"clip range {config.loss.clip:g}")] if config else []
     clipped = [None if v is None else 100 * v for v in column("clip_fraction")]
     cards = [
         figure(

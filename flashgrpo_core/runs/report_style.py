@@ -53,9 +53,11 @@ vertical-align:middle}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{fill:var(--soft);font-size:12px}
 svg .end{text-anchor:end}svg .mid{text-anchor:middle}svg .start{text-anchor:start}
-.note{font-size:11.5px!important}
+.note{font-size:11.5px!important;paint-order:stroke;stroke:var(--card);stroke-width:4px;
+stroke-linejoin:round}
+.facts dl.long{grid-column:1/-1}
 .line,.join,.thin,.dashed,.whisker{fill:none;stroke-linejoin:round;stroke-linecap:round}
-.line{stroke-width:2.2}.join{stroke-width:1.4;opacity:.65}.thin{stroke-width:1.1;opacity:.5}
+.line{stroke-width:2.2}.join{stroke-width:1.6;opacity:.8}.thin{stroke-width:1.1;opacity:.5}
 .dashed{stroke-width:1.6;stroke-dasharray:5 4}.whisker{stroke-width:1.8;opacity:.8}
 .band{opacity:.15}.rule{stroke:var(--soft);stroke-dasharray:4 4;opacity:.8}
 .mark{stroke:var(--soft);stroke-dasharray:2 3;opacity:.8}
@@ -86,7 +88,6 @@ color:var(--soft)}
 .film .two{display:grid;grid-template-columns:1fr 1fr;gap:8px}
 .film video{display:block;width:100%;border-radius:8px;background:#000;aspect-ratio:var(--ratio,
 auto)}
-.film video.tiny{image-rendering:pixelated}
 .film .lost{display:grid;place-items:center;min-height:120px;border-radius:8px;
 background:var(--chip);color:var(--soft);font-size:13px;padding:8px;text-align:center}
 .film .cap{display:flex;justify-content:space-between;gap:8px;font-size:12.5px;color:var(--soft);
@@ -105,6 +106,6 @@ border-top:1px solid var(--line)}
 .pair{grid-template-columns:1fr}.settings{columns:1}}
 @media (max-width:640px){main{padding:22px 12px 40px}.wide{display:none}.narrow{display:block}
 .hero>div{padding:18px}.hero .big{font-size:46px}.facts{grid-template-columns:1fr 1fr}
-.card{padding:14px}h1{font-size:22px}svg text{font-size:14.5px}.note{font-size:13.5px!important}}
+.card:not(.hero){padding:14px}h1{font-size:22px}svg text{font-size:14.5px}.note{font-size:13.5px!important}}
 @media print{body{background:#fff}.card{break-inside:avoid}}
 """

@@ -440,6 +440,8 @@ def test_any_numbers_give_valid_svg(values: list[float | None], log: bool) -> No
         (2.1e-4, "2.1e−4"),
         (3.2e9, "3.2e9"),
         (99.95, "100.0"),
+        (0.08, "0.080"),
+        (0.00123, "0.00123"),
         (None, "–"),
         (math.nan, "–"),
     ],
