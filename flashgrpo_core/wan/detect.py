@@ -7,7 +7,6 @@ and no hub. High- and low-noise experts of Wan 2.2 have identical shapes and can
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import FlashGRPOError
@@ -224,9 +223,8 @@ def kind_of(file: TensorFile) -> str:
     if find_prefix(file):
         return "a Wan diffusion model"
     keys = file.keys()
-    test: Callable[[str, str], bool]
+    plain = [key.removeprefix(PREFIXES[0]) for key in keys]
     for mark, kind in _OTHERS:
-        test = str.startswith if mark.endswith(".") else str.__eq__  # type: ignore[assignment]
-        if any(test(key.removeprefix(PREFIXES[0]), mark) for key in keys):
+        if any(key == mark or (mark.endswith(".") and key.startswith(mark)) for key in plain):
             return kind
     return f"an unknown model ({len(keys)} tensors, first `{keys[0]}`)" if keys else "an empty file"

@@ -20,15 +20,18 @@ from torch import nn
 
 from ..errors import FlashGRPOError
 from . import names
+from .describe import describe, lora_metadata
 from .lora_read import LoraPair, lora_key, read_lora
 from .weights import shortened
 
 __all__ = [
     "LORA_FORMATS",
     "LoraPair",
+    "describe",
     "export_lora",
     "export_metadata",
     "lora_key",
+    "lora_metadata",
     "merge_lora",
     "read_lora",
     "target_modules",

@@ -24,7 +24,7 @@ from .weights import Weights, component_folder, fill, finish, name_map
 log = logging.getLogger(__name__)
 
 EOS = 1
-_TOKENIZER = "spiece_model"  # tensor of ComfyUI's files that holds the tokenizer's bytes
+TOKENIZER = "spiece_model"  # tensor of ComfyUI's files that holds the tokenizer's bytes
 _TIED = "encoder.embed_tokens.weight"
 _ATTENTION = "encoder.block.{}.layer.0.SelfAttention.{}.weight"
 _ADVICE = (
@@ -148,7 +148,7 @@ def load_text_encoder(
     tokenizer = _load_tokenizer(file, config.vocab_size)
     with torch.device("meta"):
         model = UMT5EncoderModel(config)
-    weights = Weights(file, ignore=(_TOKENIZER, _TIED))
+    weights = Weights(file, ignore=(TOKENIZER, _TIED))
     # In fp16 the last projection of the feed-forward overflows.
     islands = ("wo",) if dtype == torch.float16 else ()
     fill(model, weights, name_map(weights, lambda name: name), dtype, device, islands, tied={_TIED})
@@ -158,8 +158,8 @@ def load_text_encoder(
 
 
 def _load_tokenizer(file: TensorFile, vocabulary: int) -> sentencepiece.SentencePieceProcessor:
-    if _TOKENIZER in file:
-        proto = file.get(_TOKENIZER).reshape(-1).view(torch.uint8).numpy().tobytes()
+    if TOKENIZER in file:
+        proto = file.get(TOKENIZER).reshape(-1).view(torch.uint8).numpy().tobytes()
     else:
         found = _tokenizer_file(file.path)
         if found is None:
@@ -198,7 +198,7 @@ def encoder_sha256(path: str | Path, memo: Path | None = None) -> str:
     """
     file = open_tensors(component_folder(path, "text_encoder"))
     parts = list(file.files)
-    if _TOKENIZER not in file:
+    if TOKENIZER not in file:
         tokenizer = _tokenizer_file(file.path)
         parts += [tokenizer] if tokenizer else []
     stamps = [f"{p.resolve()}|{p.stat().st_size}|{p.stat().st_mtime_ns}" for p in parts]

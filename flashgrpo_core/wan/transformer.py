@@ -43,7 +43,7 @@ def load_transformer(
     """
     folder = component_folder(path, "transformer")
     file = open_tensors(folder)
-    settings = _diffusers_settings(folder)
+    settings = diffusers_settings(folder)
     spec = detect_transformer(file, settings.get("attention_head_dim", HEAD_DIM))
     model = _build(spec, settings)
     weights = Weights(file, spec.prefix, ignore=_ignored(file, spec))
@@ -93,7 +93,7 @@ def _ignored(file: TensorFile, spec: WanSpec) -> list[str]:
     return [name for name in names_ if ".norm_added_q." in name]
 
 
-def _diffusers_settings(folder: Path) -> dict[str, Any]:
+def diffusers_settings(folder: Path) -> dict[str, Any]:
     """The `config.json` beside a Diffusers checkpoint: only what the weights cannot tell."""
     if folder.name.endswith(".index.json"):
         folder = folder.parent
