@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .config_io import flow_shift, sde_window, validate
 from .control import Control
 from .errors import FlashGRPOError
 from .groups import choose_prompts
-from .policy import WanPolicy, forwards_per_velocity
+from .policy import WanPolicy, forwards_per_velocity, policy_weights
 from .prompts import PromptSplit, disjoint_split, read_prompts, split_prompts
 from .rewards.mix import RewardMix, default_terms
 from .rollout import RolloutSettings
@@ -146,24 +146,10 @@ def load_networks(config: Config, device: torch.device | None = None) -> Network
 def continue_policy(policy: WanPolicy, path: str) -> None:
     """Start the policy from an existing LoRA, which also becomes the reference policy.
 
-    The file's alpha / rank is folded so that the policy reproduces it at strength 1.
-
     Raises:
         FlashGRPOError: the LoRA has another rank or other targets than the policy.
     """
-    pairs = read_lora(path)
-    scale = policy.alpha / policy.rank
-    weights = {}
-    for name, pair in pairs.items():
-        if pair.A is None or pair.A.shape[0] != policy.rank:
-            rank = None if pair.A is None else pair.A.shape[0]
-            raise FlashGRPOError(
-                f"LoRA to continue from has rank {rank} in {name}, the policy has {policy.rank}: "
-                f"set model.lora_rank = {rank}"
-            )
-        weights[f"{name}.lora_A"] = pair.A.float()
-        weights[f"{name}.lora_B"] = pair.B.float() * (pair.alpha / pair.A.shape[0] / scale)
-    policy.load(weights)
+    policy.load(policy_weights(policy, read_lora(path)))
     policy.set_reference(policy.snapshot())
 
 
@@ -244,13 +230,47 @@ def text_tokens(config: Config) -> int:
     return config.model.text_tokens or embedded.TEXT_TOKENS
 
 
+def needed_texts(config: Config, split: PromptSplit) -> set[str]:
+    """Every prompt text that a run will use, the negative prompt included."""
+    count = config.rollout.prompts_per_iteration
+    texts = {config.prompts.negative}
+    total = len(split.train)
+    epochs_needed = math.ceil(config.run.iterations * count / total)
+    if epochs_needed > 1:
+        texts.update(p.text for p in split.train)
+    else:
+        for iteration in range(1, config.run.iterations + 1):
+            texts.update(
+                split.train[i].text
+                for i in choose_prompts(count, total, iteration, config.run.seed)
+            )
+    texts.update(p.text for p in split.validation[: config.eval.prompts])
+    texts.update(p.text for p in split.test[: config.eval.test_prompts])
+    return texts
+
+
+def given_embeddings(
+    config: Config, split: PromptSplit, embeddings: Mapping[str, torch.Tensor]
+) -> Callable[[str], torch.Tensor]:
+    """Look-up in embeddings that the host has made.
+
+    Raises:
+        FlashGRPOError: a prompt of the run is missing.
+    """
+    missing = sorted(needed_texts(config, split) - embeddings.keys())
+    if missing:
+        raise FlashGRPOError(
+            f"{len(missing)} prompt(s) have no embedding, the first is {missing[0][:80]!r}: encode them too"
+        )
+    return embeddings.__getitem__
+
+
 def embed_prompts(
     config: Config,
     split: PromptSplit,
     cache: Path,
     control: Control,
     device: torch.device,
-    first_iteration: int = 1,
 ) -> Callable[[str], torch.Tensor]:
     """Encode (or read from the cache) every prompt this run will use.
 
@@ -265,20 +285,7 @@ def embed_prompts(
         raise FlashGRPOError(
             "model.text_encoder is empty: name the UMT5 .safetensors file, e.g. umt5_xxl_fp8_e4m3fn_scaled.safetensors"
         )
-    count = config.rollout.prompts_per_iteration
-    texts = {config.prompts.negative}
-    total = len(split.train)
-    epochs_needed = math.ceil(config.run.iterations * count / total)
-    if epochs_needed > 1:
-        texts.update(p.text for p in split.train)
-    else:
-        for iteration in range(first_iteration, config.run.iterations + 1):
-            texts.update(
-                split.train[i].text
-                for i in choose_prompts(count, total, iteration, config.run.seed)
-            )
-    texts.update(p.text for p in split.validation[: config.eval.prompts])
-    texts.update(p.text for p in split.test[: config.eval.test_prompts])
+    texts = needed_texts(config, split)
     encoder_dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     found = cached_embeddings(
         sorted(texts),

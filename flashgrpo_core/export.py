@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from .build import build_reward, build_schedule, with_embedded_files
 from .config import Config
 from .config_io import config_hash, flow_shift, sde_window
 from .errors import FlashGRPOError
-from .files import save_tensors, write_text_atomic
-from .policy import WanPolicy
-from .schedule import Schedule
+from .files import save_tensors, sha256_file, write_text_atomic
+from .policy import WanPolicy, policy_weights
+from .runs.events import utc_now
 from .seeds import normal
-from .wan.lora import export_lora, lora_metadata, read_lora
+from .wan.describe import lora_metadata
+from .wan.detect import WanSpec
+from .wan.lora import export_lora, export_metadata, read_lora
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-def export_run_lora(trainer: Trainer, weights: Mapping[str, torch.Tensor], iteration: int) -> Path:
-    """Export a run's weights to `lora/<name>_<iteration>.safetensors` and verify the file."""
+def export_run_lora(
+    trainer: Trainer, weights: Mapping[str, torch.Tensor], iteration: int, path: Path | None = None
+) -> Path:
+    """Export a run's weights and verify the file.
+
+    Args:
+        trainer: the run.
+        weights: the adapter weights.
+        iteration: training iterations behind them.
+        path: target; None is `lora/<name>_<iteration>.safetensors` in the run folder.
+
+    Raises:
+        FlashGRPOError: the file cannot be written or does not reproduce the policy.
+    """
     config = trainer.config
-    path = trainer.folder.lora / f"{config.run.name}_{iteration:06d}.safetensors"
-    write_lora(
-        path, trainer.policy, weights, config, iteration, trainer.schedule, trainer.networks.spec
-    )
+    path = path or trainer.folder.lora / f"{config.run.name}_{iteration:06d}.safetensors"
+    write_lora(path, trainer.policy, weights, config, iteration, trainer.networks.spec)
     verify_lora(
         path,
         trainer.policy,
@@ -46,8 +60,7 @@ def write_lora(
     weights: Mapping[str, torch.Tensor],
     config: Config,
     iteration: int,
-    schedule: Schedule,
-    spec: object,
+    spec: WanSpec,
     fmt: str | None = None,
 ) -> str:
     """Write weights as a LoRA file with its full header and a JSON sidecar; returns its SHA-256.
@@ -58,42 +71,58 @@ def write_lora(
         weights: `WanPolicy.snapshot`-style tensors.
         config: settings recorded in the header.
         iteration: training iterations behind the weights.
-        schedule: the rollout schedule.
         spec: architecture of the base.
         fmt: key format; None takes `run.lora_format`.
     """
     fmt = fmt or config.run.lora_format
+    files = with_embedded_files(config)
     first, end = sde_window(config)
-    tensors = export_lora(policy.lora_pairs(weights), policy.alpha, fmt)
+    sigmas = build_schedule(config).sigmas
+    pairs = policy.lora_pairs(weights)
+    r = config.rollout
     metadata = lora_metadata(
-        spec=spec,
-        fmt=fmt,
         name=path.stem,
+        spec=spec,
         rank=policy.rank,
         alpha=policy.alpha,
-        modules=list(policy.lora_pairs(weights)),
-        extra={
-            "flashgrpo.iteration": str(iteration),
-            "flashgrpo.shift": repr(flow_shift(config)),
-            "flashgrpo.schedule": config.schedule.kind,
-            "flashgrpo.sigma_range": f"{schedule.sigmas[end - 1]:.4f},{schedule.sigmas[first]:.4f}",
-            "flashgrpo.rewards": json.dumps(config.reward.terms, sort_keys=True),
-            "flashgrpo.config_hash": config_hash(config),
-            "ss_seed": str(config.run.seed),
-            "ss_learning_rate": repr(config.optim.learning_rate),
-            "ss_steps": str(iteration),
-            "ss_max_train_steps": str(config.run.iterations),
-            "ss_guidance_scale": repr(config.rollout.guidance),
-            "ss_discrete_flow_shift": repr(flow_shift(config)),
-        },
+        base_file=files.model.transformer,
+        base_sha256=_base_hash(files.model.transformer),
+        vae_file=files.model.vae,
+        iteration=iteration,
+        iterations=config.run.iterations,
+        seed=config.run.seed,
+        learning_rate=config.optim.learning_rate,
+        dtype=str(policy.dtype).removeprefix("torch."),
+        resolution=f"{r.width}x{r.height}x{r.frames}",
+        guidance=r.guidance,
+        shift=flow_shift(config),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        trained_sigmas=(round(float(sigmas[first]), 6), round(float(sigmas[end - 1]), 6)),
+        rewards=build_reward(config).weights,
+        config_sha256=config_hash(config),
+        extra=export_metadata(pairs, policy.alpha, fmt),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest = save_tensors(path, tensors, metadata)
+    digest = save_tensors(path, export_lora(pairs, policy.alpha, fmt), metadata)
+    sidecar = {"sha256": digest, "created": utc_now(), "metadata": metadata}
     write_text_atomic(
-        path.with_suffix(".json"),
-        json.dumps({"sha256": digest, "metadata": metadata}, indent=1, sort_keys=True) + "\n",
+        path.with_suffix(".json"), json.dumps(sidecar, indent=1, sort_keys=True) + "\n"
     )
     return digest
+
+
+def _base_hash(path: str) -> str:
+    """Hash of the base model's file, computed once per file state; empty for folders."""
+    file = Path(path)
+    if not file.is_file():
+        return ""
+    stat = file.stat()
+    return _hash_of(str(file), stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=8)
+def _hash_of(path: str, mtime: int, size: int) -> str:
+    return sha256_file(path)
 
 
 @torch.no_grad()
@@ -110,11 +139,7 @@ def verify_lora(
     Raises:
         FlashGRPOError: the file does not reproduce the policy; it is removed.
     """
-    scale = policy.alpha / policy.rank
-    loaded: dict[str, torch.Tensor] = {}
-    for name, pair in read_lora(path).items():
-        loaded[f"{name}.lora_A"] = pair.A.float()
-        loaded[f"{name}.lora_B"] = pair.B.float() * (pair.alpha / pair.A.shape[0] / scale)
+    loaded = policy_weights(policy, read_lora(path))
     # One latent frame is enough to pass through every adapted layer.
     latents = normal((1, latent_shape[0], 1, min(latent_shape[2], 16), min(latent_shape[3], 16)), 0)
     with policy.using(weights):

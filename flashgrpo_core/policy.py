@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 
 from .errors import FlashGRPOError
 from .seeds import generator
-from .wan.lora import target_modules
+from .wan.lora import LoraPair, target_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,3 +208,21 @@ class WanPolicy:
 def forwards_per_velocity(guidance: float) -> int:
     """Transformer forwards of one `velocity` call per video."""
     return 1 if guidance == 1.0 else 2
+
+
+def policy_weights(policy: WanPolicy, pairs: Mapping[str, LoraPair]) -> dict[str, torch.Tensor]:
+    """LoRA pairs as `WanPolicy.load` takes them, each file scale folded into B.
+
+    Raises:
+        FlashGRPOError: a pair has another rank than the policy, or is no plain LoRA.
+    """
+    weights = {}
+    for name, pair in pairs.items():
+        if pair.A is None or pair.B is None or pair.rank != policy.rank:
+            raise FlashGRPOError(
+                f"LoRA has rank {pair.rank} in {name}, the policy has {policy.rank}: set "
+                f"model.lora_rank = {pair.rank}, or use the file as a frozen LoRA"
+            )
+        weights[f"{name}.lora_A"] = pair.A.float()
+        weights[f"{name}.lora_B"] = pair.B.float() * (pair.scale * policy.rank / policy.alpha)
+    return weights

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .build import (
     build_reward,
     build_schedule,
     embed_prompts,
+    given_embeddings,
     latent_layout,
     load_networks,
     pick_device,
@@ -70,6 +71,8 @@ class Trainer:
         folder: the run folder (created).
         control: the host.
         world: the processes.
+        cache: folder of the prompt embeddings.
+        embeddings: ready embeddings, see `train`.
 
     Raises:
         FlashGRPOError: prompts, reward or text encoder do not fit.
@@ -84,6 +87,7 @@ class Trainer:
         control: Control | None = None,
         world: World | None = None,
         cache: Path | None = None,
+        embeddings: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.config = config
         self.networks = networks
@@ -101,14 +105,14 @@ class Trainer:
         self.eval_reward = build_eval_reward(config)
         self.state = RunState()
         self.best: dict[str, torch.Tensor] | None = None
-        with self.phase("encode", 1):
-            self.context = embed_prompts(
-                config,
-                self.prompts,
-                cache or folder.output / "flashgrpo" / "cache",
-                self.control,
-                networks.device,
-            )
+        if embeddings is not None:
+            self.context = given_embeddings(config, self.prompts, embeddings)
+        else:
+            cache = cache or folder.output / "flashgrpo" / "cache"
+            with self.phase("encode", 1):
+                self.context = embed_prompts(
+                    config, self.prompts, cache, self.control, networks.device
+                )
         self.negative = (
             None if config.rollout.guidance == 1.0 else self.context(config.prompts.negative)
         )
@@ -295,6 +299,7 @@ def train(
     world: World | None = None,
     networks: Networks | None = None,
     cache: Path | None = None,
+    embeddings: Mapping[str, torch.Tensor] | None = None,
     resume: str = "auto",
 ) -> RunResult:
     """Train, or go on training, a run to its end.
@@ -305,6 +310,8 @@ def train(
         world: the processes; None is a single one.
         networks: already loaded networks (ComfyUI keeps a pool); None loads them.
         cache: folder of the prompt embeddings; default `<output>/flashgrpo/cache`.
+        embeddings: prompt -> embedding `[tokens, 4096]` that a host has encoded itself, the
+            negative prompt included; None encodes with `model.text_encoder`.
         resume: `auto` continues an unfinished run and extends a finished one, `never` refuses an
             existing run, `latest` requires one.
 
@@ -332,7 +339,15 @@ def train(
         networks = networks or load_networks(
             config, pick_device(config.model.device) if world.size == 1 else world.device
         )
-        trainer = Trainer(config, networks, folder, control=control, world=world, cache=cache)
+        trainer = Trainer(
+            config,
+            networks,
+            folder,
+            control=control,
+            world=world,
+            cache=cache,
+            embeddings=embeddings,
+        )
         return run(trainer)
 
 
