@@ -66,16 +66,16 @@ def make_schedule(kind: str, steps: int, shift: float) -> Schedule:
         raise FlashGRPOError(f"schedule steps {steps} is outside 1 to {TRAIN_STEPS}")
     if not (shift > 0 and np.isfinite(shift)):
         raise FlashGRPOError(f"flow shift {shift} must be a finite number above 0, e.g. 3.0 or 5.0")
-    i = np.arange(steps, dtype=np.float64)
+    # The same arithmetic as in diffusers, so that whole timesteps are cut off at the same places.
+    ramp = np.linspace(1, 1 / TRAIN_STEPS, steps + 1)
     if kind == "simple":
         # ComfyUI picks table entries by truncated index, so u is a multiple of 1/1000.
-        u = (
-            TRAIN_STEPS - np.array([int(x * (TRAIN_STEPS / steps)) for x in range(steps)])
-        ) / TRAIN_STEPS
+        stride = TRAIN_STEPS / steps
+        u = (TRAIN_STEPS - np.array([int(x * stride) for x in range(steps)])) / TRAIN_STEPS
     elif kind == "unipc-a":
-        u = 0.999 * (1 - i / steps)
+        u = (1 - ramp)[:0:-1]
     else:
-        u = 1 - 0.999 * i / steps
+        u = ramp[:-1]
     sigmas = shift * u / (1 + (shift - 1) * u)
     if kind == "unipc-b":
         sigmas[0] -= 1e-6
