@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from fetch import comfy_tree
 
 HOST = "127.0.0.1"
@@ -122,7 +121,7 @@ class ComfyServer:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
-    def start(self, timeout: float = 180.0) -> ComfyServer:
+    def start(self, timeout: float = 300.0) -> ComfyServer:
         """Start the process and wait until it answers.
 
         Raises:
@@ -330,6 +329,8 @@ class Messages:
         asyncio.run(self._collect())
 
     async def _collect(self) -> None:
+        import aiohttp
+
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(self._address, max_msg_size=0) as socket_,

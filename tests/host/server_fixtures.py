@@ -1,4 +1,4 @@
-"""Fixtures around the real ComfyUI 0.3.75 on the CPU."""
+"""Fixtures around the real ComfyUI 0.3.75 on the CPU, for `tests/host` and `tests/browser`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_server(
         for node in nodes:
             shutil.copyfile(node, custom_nodes / node.name)
         server = ComfyServer(folder, **options)
-        copy_models({k: v for k, v in tiny_files.items() if v.exists()}, server.models)
+        copy_models(tiny_files, server.models)
         servers.append(server)
         return server.start()
 
