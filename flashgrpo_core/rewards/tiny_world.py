@@ -117,7 +117,7 @@ def _centroids(weight: np.ndarray, mass: np.ndarray) -> np.ndarray:
 
 
 def _gate(weight: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """Per frame 0..1: is there one compact shape of plausible size? [T]"""
+    """Per frame 0..1: is there one compact shape of plausible size? Shape [T]."""
     area = mass / (weight.shape[1] * weight.shape[2])
     plausible = _smoothstep(area, *MASS[:2]) * (1.0 - _smoothstep(area, *MASS[2:]))
     centre = _centroids(weight, mass)
@@ -146,9 +146,7 @@ def _colour_score(frames: np.ndarray, weight: np.ndarray, hue: float) -> float:
     return float((weight * match * saturated).sum() / weight.sum())
 
 
-def _direction_score(
-    weight: np.ndarray, mass: np.ndarray, direction: tuple[float, float]
-) -> float:
+def _direction_score(weight: np.ndarray, mass: np.ndarray, direction: tuple[float, float]) -> float:
     """Does the centroid travel in the asked direction, straight and fast enough?
 
     The velocity is the least-squares slope of the centroid over time, each frame weighted by the

@@ -1,0 +1,93 @@
+"""Make the embedded tiny Wan: ``python scripts/make_tiny_wan --out DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import check  # noqa: E402
+import keys  # noqa: E402
+import text  # noqa: E402
+import torch  # noqa: E402
+import vae  # noqa: E402
+import wan  # noqa: E402
+from codec import PatchCodec, render_clips  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from flashgrpo_core import tiny_world  # noqa: E402
+from flashgrpo_core.files import save_tensors  # noqa: E402
+
+log = logging.getLogger("make_tiny_wan")
+
+
+def main() -> None:
+    """Run the stages whose result is not in DIR/work yet, then check the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--encoder-steps", type=int, default=1200)
+    parser.add_argument("--decoder-steps", type=int, default=800)
+    parser.add_argument("--wan-steps", type=int, default=4000)
+    parser.add_argument("--clips", type=int, default=14400, help="training clips of the Wan")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--picture", type=Path, help="write a contact sheet of base samples here")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(options.threads)
+    out, work, seed = options.out, options.out / "work", options.seed
+    work.mkdir(parents=True, exist_ok=True)
+
+    if not (work / "codec.safetensors").exists():
+        PatchCodec.fit(render_clips(720, seed + 1)[0]).save(work / "codec.safetensors")
+
+    # Two cores, two processes: the parts of the VAE do not need each other.
+    spawn = multiprocessing.get_context("spawn")
+    parts = [
+        spawn.Process(target=vae.train_part, args=(part, str(work), steps, 6, seed + offset))
+        for part, steps, offset in (
+            ("encoder", options.encoder_steps, 12),
+            ("decoder", options.decoder_steps, 11),
+        )
+        if not (work / f"{part}.safetensors").exists()
+    ]
+    for process in parts:
+        process.start()
+    for process in parts:
+        process.join()
+        if process.exitcode:
+            sys.exit(f"training a part of the VAE failed with exit code {process.exitcode}")
+
+    out_text = out / check.FILES[2]
+    save_tensors(out_text, text.make_tensors(seed + 3), {"format": "pt"})
+    for name, prompts in tiny_world.split_prompts().items():
+        (out / f"prompts_{name}.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
+
+    if not (work / "latents.safetensors").exists():
+        codec = PatchCodec.load(work / "codec.safetensors")
+        data = wan.make_latents(codec, options.clips, seed + 1000)
+        save_file(data, work / "latents.safetensors")
+    if not (work / "wan.safetensors").exists():
+        context = text.embed(out_text, tiny_world.all_prompts())
+        wan.train(work, context, options.wan_steps, seed + 21, options.threads)
+    finish(work, out)
+    check.report(out, options.picture)
+
+
+def finish(work: Path, out: Path, suffix: str = "") -> None:
+    """Write the trained weights as fp16 in the original key layout."""
+    state = keys.vae_to_original(vae.assemble(work, suffix).state_dict())
+    halves = {k: v.half() for k, v in state.items()}
+    save_tensors(out / check.FILES[1], halves, {"format": "pt"})
+    state = keys.transformer_to_original(load_file(work / f"wan{suffix}.safetensors"))
+    halves = {k: v.half() for k, v in state.items()}
+    save_tensors(out / check.FILES[0], halves, {"format": "pt"})
+
+
+if __name__ == "__main__":
+    main()
