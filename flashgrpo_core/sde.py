@@ -56,7 +56,16 @@ class Transition:
         """Lambda = |d mean / d v| / s: size of d log p / d v per unit of noise (paper, TGR).
 
         For the Flash sampler this is sqrt(-dt)/std + std sqrt(-dt) (1 - sigma) / (2 sigma).
+
+        Raises:
+            FlashGRPOError: the step is deterministic.
         """
+        if self.noise_std == 0:
+            raise FlashGRPOError(
+                f"the step from sigma {self.sigma:.4g} to {self.sigma_next:.4g} has noise 0, so there "
+                "is nothing to train there: set schedule.eta above 0 (flash 1.0, flow 0.7, dance 0.3, "
+                "cps 0.7) and keep the last step out of schedule.window"
+            )
         return abs(self.a_v) / self.noise_std
 
 
@@ -110,7 +119,8 @@ def diffusion_coefficient(schedule: Schedule, step: int, kind: str, eta: float) 
     if kind == "flow":
         # sqrt(sigma / (1 - sigma)) diverges at sigma = 1; a first sigma just below 1 slips past
         # the usual test for equality, so every sigma above the second one is held there.
-        return eta * math.sqrt(sigma / (1 - min(sigma, sigma_1)))
+        held = min(sigma, sigma_1)
+        return eta * math.sqrt(held / (1 - held))
     if kind == "dance":
         return eta
     raise FlashGRPOError(f"SDE kind {kind!r} is unknown: choose one of {', '.join(SDE_KINDS)}")
@@ -127,7 +137,9 @@ def log_prob(step: Transition, x_next: torch.Tensor, mean: torch.Tensor) -> torc
     log p = mean_d [ -(x' - mu)^2 / (2 s^2) - ln s - ln(2 pi) / 2 ]
 
     The mean (not the sum) keeps the ratio near 1; clip range, clip norm and Adam's epsilon are
-    calibrated to it. Gradients flow through `mean` only.
+    calibrated to it. Gradients flow through `mean` only. Each sample is summed on its own, because
+    the order of a sum over a whole batch depends on the batch: the same sample gets the same bits
+    in any batch and on any process.
 
     Args:
         step: a transition with noise.
@@ -138,7 +150,8 @@ def log_prob(step: Transition, x_next: torch.Tensor, mean: torch.Tensor) -> torc
         `[B]` in the dtype of `mean`.
     """
     s = step.noise_std
-    squared = (x_next.detach() - mean).square().flatten(1).mean(1)
+    difference = x_next.detach() - mean
+    squared = torch.stack([row.square().mean() for row in difference])
     return -squared / (2 * s * s) - math.log(s) - _HALF_LOG_2PI
 
 
