@@ -66,6 +66,15 @@ def tick_text(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
 
 
+def duration(seconds: float) -> str:
+    """Seconds as `45.2 s`, `12 min 30 s` or `3 h 20 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round values that lie inside [low, high]."""
     if not high > low:

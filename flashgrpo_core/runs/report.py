@@ -18,7 +18,7 @@ from ..config_io import build_config, to_tables
 from ..errors import FlashGRPOError
 from ..files import write_text_atomic
 from . import report_charts as draw
-from .charts import number
+from .charts import duration, number
 from .events import latest_each, read_events, read_rewards
 from .folder import RunFolder
 from .report_style import STYLE
@@ -207,7 +207,10 @@ def _facts(data: RunData, judged: Record | None) -> list[tuple[str, str]]:
     if last.get("forwards_total"):
         facts.append(("Transformer forwards", f"{int(last['forwards_total']):,}"))
     if seconds:
-        facts.append(("Computing time", draw.duration(seconds)))
+        facts.append(("Computing time", duration(seconds)))
+    peak = max((int(i.get("peak_memory") or 0) for i in data.iterations), default=0)
+    if peak:
+        facts.append(("Peak memory", f"{peak / 2**30:.1f} GiB"))
     if device:
         facts.append(("Device", device + (f" × {world}" if world != 1 else "")))
     if data.started:

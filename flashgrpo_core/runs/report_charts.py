@@ -9,18 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..config import Config
-from .charts import Series, Value, drawable, legend, line_chart, number, share_bar
+from .charts import Series, Value, drawable, duration, legend, line_chart, number, share_bar
 
 Record = dict[str, Any]
-
-
-def duration(seconds: float) -> str:
-    """Seconds as `45.2 s`, `12 min 30 s` or `3 h 20 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 def figure(title: str, series: list[Series], say: str = "", **options: Any) -> str:

@@ -1,0 +1,243 @@
+"""The command line: `flashgrpo demo | train | sample | eval | export | inspect | score | ...`.
+
+Results go to standard output, progress and errors to standard error. Exit status: 0 done, 2 bad
+input (one line that names the fix), 130 stopped and resumable, 1 anything unexpected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+
+from . import __version__
+from .config import RunConfig, ScheduleConfig
+from .errors import Cancelled, FlashGRPOError
+
+_FORMATS = ("comfyui", "kohya", "diffusers")
+
+#: Command -> module and function that carry it out.
+COMMANDS = {
+    "demo": ("cli_train", "demo"),
+    "train": ("cli_train", "train"),
+    "sample": ("cli_models", "sample"),
+    "eval": ("cli_models", "evaluate_command"),
+    "export": ("cli_models", "export"),
+    "inspect": ("cli_look", "inspect"),
+    "score": ("cli_look", "score"),
+    "schedule": ("cli_look", "schedule"),
+    "report": ("cli_look", "report"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status.
+
+    Args:
+        argv: arguments without the program name; default the process's own.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A prompt in Chinese must not break a console that cannot show it.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    try:
+        return _run(args)
+    except FlashGRPOError as exc:
+        code, message = 2, " ".join(str(exc).splitlines())
+    except (Cancelled, KeyboardInterrupt):
+        code, message = 130, "stopped; what was saved before can be resumed"
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader (head, less) is gone: nothing to say and nobody to hear it
+        return 0
+    except Exception as exc:  # the last resort: a traceback helps no user
+        text = " ".join(str(exc).split()) or "no message"
+        code = 1
+        message = f"unexpected {type(exc).__name__}: {text[:300]} (run again with --debug)"
+    if args.debug:
+        traceback.print_exc()
+    print(f"flashgrpo: {message}", file=sys.stderr)
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    # torch and diffusers take seconds to import: each command imports what it needs, no more.
+    from .runs.events import jsonable
+
+    module, function = COMMANDS[args.command]
+    answer = getattr(importlib.import_module(f".{module}", __package__), function)(args)
+    if args.json:
+        print(json.dumps(jsonable(answer.data), ensure_ascii=False, indent=1))
+    elif answer.text:
+        print(answer.text)
+    sys.stdout.flush()
+    return answer.code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="print the result as JSON")
+    shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser = argparse.ArgumentParser(
+        prog="flashgrpo",
+        description="Align Wan video models to a reward with Flash-GRPO and get a LoRA.",
+    )
+    parser.add_argument("--version", action="version", version=f"flashgrpo {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=help, description=help, parents=[shared], allow_abbrev=False
+        )
+
+    _add_demo(command("demo", "Train the embedded tiny Wan on this machine, in minutes."))
+    _add_train(command("train", "Train a run from a TOML file, or go on with one."))
+    _add_sample(command("sample", "Make videos from prompts, with or without a LoRA."))
+    _add_eval(command("eval", "Judge a run or a LoRA against its start on held-out prompts."))
+    _add_export(command("export", "Write a LoRA file from a run's checkpoint."))
+    sub = command("inspect", "Say what a model file, LoRA or run folder is.")
+    sub.add_argument("file", metavar="FILE", help="safetensors file, model folder or run folder")
+    _add_score(command("score", "Score videos with rewards."))
+    _add_schedule(command("schedule", "Print a noise schedule and its SDE steps in float64."))
+    sub = command("report", "Draw the report.html of a run again.")
+    sub.add_argument("run_folder", metavar="RUN", help="run folder")
+    return parser
+
+
+def _add_demo(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--out", default="output", metavar="DIR", help="output folder (./output)")
+    sub.add_argument("--seed", type=_natural, default=0, help="seed of every random draw (0)")
+    sub.add_argument("--iterations", type=_natural, default=40, metavar="N", help="length (40)")
+
+
+def _add_models(sub: argparse.ArgumentParser, what: str) -> None:
+    sub.add_argument("--models", metavar="DIR", help=f"ComfyUI models folder in which {what}")
+
+
+def _add_set(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="TABLE.KEY=VALUE",
+        help="override a setting, e.g. optim.learning_rate=1e-4; may be repeated",
+    )
+
+
+def _add_train(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("config", metavar="CONFIG", help="TOML file, or the folder of a run")
+    _add_set(sub)
+    sub.add_argument("--dry-run", action="store_true", help="check files and count, train nothing")
+    sub.add_argument(
+        "--resume",
+        choices=("auto", "never", "latest"),
+        default="auto",
+        help="auto: continue an existing run; never: refuse it; latest: require it",
+    )
+    _add_models(sub, "files are looked up that do not lie beside the TOML")
+
+
+def _add_base(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--transformer", metavar="FILE", help="Wan diffusion model, or `tiny`")
+    sub.add_argument("--vae", metavar="FILE", help="Wan VAE")
+    sub.add_argument("--text-encoder", metavar="FILE", help="UMT5 text encoder")
+    _add_set(sub)
+    _add_models(sub, "files are looked up")
+
+
+def _add_sample(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or run folder")
+    _add_base(sub)
+    sub.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
+    sub.add_argument("--prompts", metavar="FILE", help=".txt (one a line) or .jsonl")
+    sub.add_argument("--lora", action="append", default=[], metavar="FILE", help="LoRA to apply")
+    sub.add_argument("--strength", type=float, default=1.0, help="strength of the LoRA (1.0)")
+    sub.add_argument("--seed", type=_natural, default=0, help="seed of the first video (0)")
+    sub.add_argument("--count", type=_positive, default=1, help="videos per prompt (1)")
+    sub.add_argument("--out", default="samples", metavar="DIR", help="folder (./samples)")
+
+
+def _add_eval(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("target", metavar="RUN_OR_LORA", help="run folder, or a LoRA .safetensors")
+    sub.add_argument("--config", metavar="CONFIG", help="for a LoRA: TOML file or run folder")
+    _add_base(sub)
+    sub.add_argument("--strength", type=float, default=1.0, help="strength of the LoRA (1.0)")
+    sub.add_argument("--split", choices=("test", "validation"), default="test")
+    sub.add_argument("--prompts", metavar="FILE", help="judge on these prompts instead")
+    sub.add_argument("--limit", type=_positive, metavar="N", help="use only the first N prompts")
+    sub.add_argument("--seeds", type=_positive, metavar="N", help="videos per prompt")
+    _add_which(sub)
+    _add_reward(sub)
+    sub.add_argument("--out", metavar="DIR", help="keep the videos here")
+
+
+def _add_which(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--checkpoint", type=_checkpoint, default="best", metavar="N|best|latest", help="(best)"
+    )
+    sub.add_argument("--weights", choices=("ema", "live"), help="default: what the run judges")
+
+
+def _add_export(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("run_folder", metavar="RUN", help="run folder")
+    _add_which(sub)
+    sub.add_argument("--format", choices=_FORMATS, help="key names; default: the run's setting")
+    sub.add_argument("--out", metavar="FILE", help=".safetensors; default: the run's lora folder")
+    _add_models(sub, "the model is looked up")
+
+
+def _add_reward(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--reward",
+        action="append",
+        default=[],
+        metavar="NAME[=WEIGHT]",
+        help="reward term, or an inline TOML table with options; may be repeated",
+    )
+
+
+def _add_score(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("videos", metavar="VIDEO_OR_FOLDER", help="video file, or a folder of them")
+    sub.add_argument("--prompt", help="prompt of all videos")
+    sub.add_argument("--prompts", metavar="FILE", help="one prompt per video, by file name")
+    _add_reward(sub)
+    sub.add_argument("--on-nan", choices=("error", "mask"), default="error")
+
+
+def _add_schedule(sub: argparse.ArgumentParser) -> None:
+    choices = {
+        f: ScheduleConfig.__dataclass_fields__[f].metadata["choices"] for f in ("kind", "sde")
+    }
+    sub.add_argument("--kind", choices=choices["kind"], default="simple")
+    sub.add_argument("--steps", type=_positive, default=20)
+    sub.add_argument("--shift", type=float, default=3.0)
+    sub.add_argument("--sde", choices=choices["sde"], default="flash")
+    sub.add_argument("--eta", type=float, help="noise scale; default: the usual one of --sde")
+    sub.add_argument("--window", metavar="A:B", help="stochastic steps, half-open (first half)")
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    high = int(RunConfig.__dataclass_fields__["seed"].metadata["high"])
+    if not 0 <= value <= high:
+        raise argparse.ArgumentTypeError(f"{text} is outside 0 to {high}")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+def _checkpoint(text: str) -> str:
+    if text not in ("best", "latest") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither best, latest nor an iteration")
+    return text

@@ -1,0 +1,201 @@
+"""`flashgrpo demo` and `flashgrpo train`."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, cast
+
+from .build import build_schedule, plan, with_embedded_files
+from .cli_common import Answer, facts, load_job, size_words
+from .config import Config
+from .config_io import build_config, identity_differences, sde_window
+from .embedded import demo_tables
+from .errors import FlashGRPOError
+from .progress import Session, TerminalControl, result_words
+from .runs.checkpoint import list_checkpoints
+from .runs.folder import RunFolder, free_name
+from .runs.report import write_report
+
+#: Exit status of a run that was stopped and can be resumed (128 + SIGINT).
+STOPPED = 130
+
+
+def demo(args: Namespace) -> Answer:
+    """Train the embedded tiny model with the built-in settings."""
+    tables = demo_tables(args.iterations, args.seed)
+    tables["run"]["output"] = str(Path(args.out).absolute())
+    config = build_config(tables)
+    folder = RunFolder(config.run.output, config.run.name)
+    if folder.exists() and identity_differences(folder.config(), config):
+        # Another seed is another run; the demo must never ask for a name.
+        config.run.name = free_name(config.run.output, config.run.name)
+    return _train(config, "auto", f"flashgrpo demo --out {args.out} --seed {args.seed}")
+
+
+def train(args: Namespace) -> Answer:
+    """Train a configuration, or say what training it would take."""
+    config = load_job(args.config, args.set, args.models)
+    config.run.output = str(Path(config.run.output).absolute())
+    if args.dry_run:
+        return dry_run(config)
+    return _train(config, args.resume, f"flashgrpo train {args.config}")
+
+
+def _train(config: Config, resume: str, command: str) -> Answer:
+    from .distributed import World
+    from .trainer import train as run_training
+
+    world = World.launched(cpu=config.model.device == "cpu")
+    control = TerminalControl(
+        config.run.iterations, offload=config.model.offload, quiet=not world.is_main
+    )
+    run = RunFolder(config.run.output, config.run.name)
+    with Session(control):
+        if world.is_main:
+            control.note(f"run {run.path}")
+        result = run_training(config, control, world=world, resume=resume)
+        if world.is_main and result.report is None and run.exists():
+            result.report = write_report(run)
+    if not world.is_main:
+        return Answer("", {}, STOPPED if result.status == "stopped" else 0)
+    data: dict[str, Any] = {
+        "status": result.status,
+        "run": result.folder,
+        "iteration": result.iteration,
+        "best_iteration": result.best_iteration,
+        "loras": result.loras,
+        "samples": run.samples,
+        "report": result.report,
+        "test": result.test,
+    }
+    if result.status == "stopped":
+        text = (
+            f"stopped after iteration {result.iteration}; everything up to there is saved in\n"
+            f"  {result.folder}\ncontinue with: {command}"
+        )
+        return Answer(text, data, STOPPED)
+    rows: list[tuple[str, Any]] = [("LoRA", path) for path in result.loras]
+    rows += [("videos", run.samples), ("report", result.report)]
+    if result.test:
+        rows.append(("result", f"held-out test {result_words(result.test)}"))
+    else:
+        rows.append(("result", f"{result.iteration} iterations done; there were no test prompts"))
+    return Answer(facts(rows), data)
+
+
+def dry_run(config: Config) -> Answer:
+    """Check a run without loading a network: its files, counts, cost and disk space."""
+    from .files import open_tensors
+    from .wan.describe import describe
+
+    full = with_embedded_files(config)
+    run = RunFolder(config.run.output, config.run.name)
+    _require(full)
+    files: dict[str, Any] = {}
+    for setting in ("transformer", "vae", "text_encoder"):
+        path = getattr(full.model, setting)
+        found = describe(path)
+        if found["kind"] != setting:
+            raise FlashGRPOError(
+                f"model.{setting} = {path!r} is {found['title']}: name a Wan "
+                f"{setting.replace('_', ' ')}"
+            )
+        files[setting] = {key: found[key] for key in ("path", "title", "dtype", "quantisation")}
+    lora = lora_size(full, open_tensors(Path(files["transformer"]["path"])))
+    counts = plan(full, lora["parameters"])
+    schedule, window = build_schedule(full), sde_window(full)
+    done = max(list_checkpoints(run.checkpoints), default=0)
+    data = {
+        "run": run.path,
+        "status": run.status(),
+        "iterations": config.run.iterations,
+        "iterations_done": done,
+        "files": files,
+        "lora": lora,
+        "plan": dataclasses.asdict(counts),
+        "shift": schedule.shift,
+        "window": list(window),
+        "sigmas": schedule.sigmas,
+    }
+    r = config.rollout
+    prompts = counts.prompts
+    noise = ", ".join(f"{sigma:.4f}" for sigma in schedule.sigmas[window[0] : window[1]])
+    rows = [("run", f"{run.path} ({run.status()}{f', {done} iterations done' if done else ''})")]
+    rows += [
+        (kind, f"{entry['path']} ({entry['title']}, {entry['dtype']})")
+        for kind, entry in files.items()
+    ]
+    rows += [
+        (
+            "LoRA",
+            f"{lora['modules']} modules, {lora['parameters']:,} parameters, rank {config.model.lora_rank}",
+        ),
+        (
+            "videos",
+            f"{r.frames} frames of {r.width}x{r.height}, latents {list(counts.latent_shape)}",
+        ),
+        (
+            "prompts",
+            f"{prompts['train']} training, {prompts['validation']} validation, {prompts['test']} test",
+        ),
+        (
+            "SDE steps",
+            f"{window[0]} to {window[1] - 1} of {schedule.steps} (sigma {noise}), shift {schedule.shift:g}",
+        ),
+        (
+            "iteration",
+            f"{counts.videos_per_iteration} videos, {counts.forwards_per_iteration:,.0f} forwards, {counts.train_forwards_per_iteration:,.0f} forwards and backwards",
+        ),
+        (
+            "evaluation",
+            f"{counts.evaluations} times and the final test, {counts.evaluation_forwards:,} forwards",
+        ),
+        (
+            "total",
+            f"{config.run.iterations} iterations, {counts.total_forwards:,.0f} forwards (a backward counts as two)",
+        ),
+        ("disk", f"about {size_words(counts.disk_bytes)}"),
+        ("", "nothing was trained (--dry-run)"),
+    ]
+    return Answer(facts(rows), data)
+
+
+def _require(config: Config) -> None:
+    for setting, example in (
+        ("vae", "wan_2.1_vae.safetensors"),
+        ("text_encoder", "umt5_xxl_fp8_e4m3fn_scaled.safetensors"),
+    ):
+        if not getattr(config.model, setting):
+            raise FlashGRPOError(f"model.{setting} is empty: name the file, e.g. {example}")
+
+
+def lora_size(config: Config, file: Any) -> dict[str, int]:
+    """Modules and parameters of the LoRA, from the shapes in the transformer's file."""
+    from torch import nn
+
+    from .wan.detect import detect_transformer
+    from .wan.lora import target_modules
+    from .wan.names import to_diffusers
+
+    prefix = detect_transformer(file).prefix
+    linear: dict[str, nn.Linear] = {}
+    for key in file.keys():
+        name = key.removeprefix(prefix)
+        if not name.endswith(".weight") or len(file.shape(key)) != 2:
+            continue
+        out_features, in_features = file.shape(key)
+        module = (to_diffusers(name) or name).removesuffix(".weight")
+        linear[module] = nn.Linear(in_features, out_features, device="meta")
+
+    class Shapes:
+        """Just enough of a network for `target_modules`."""
+
+        def named_modules(self) -> Any:
+            return linear.items()
+
+    chosen = target_modules(cast(nn.Module, Shapes()), config.model.lora_targets)
+    rank = config.model.lora_rank
+    size = sum(rank * (linear[n].in_features + linear[n].out_features) for n in chosen)
+    return {"modules": len(chosen), "parameters": size}

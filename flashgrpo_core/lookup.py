@@ -1,0 +1,99 @@
+"""Finding the files that a configuration names: beside the TOML, then in a ComfyUI models folder."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from .config import Config
+from .embedded import TINY
+from .errors import FlashGRPOError
+
+#: ComfyUI's folders per kind of file, in the order in which they are searched.
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "transformer": ("diffusion_models", "unet"),
+    "vae": ("vae",),
+    "text_encoder": ("text_encoders", "clip"),
+    "lora": ("loras",),
+    "prompts": (),
+}
+
+
+def find_file(
+    name: str, kind: str, setting: str, base_dir: Path, models_dir: Path | None = None
+) -> str:
+    """Absolute path of a file or folder that a setting names.
+
+    Args:
+        name: absolute path, or a path relative to `base_dir` or to a folder of `models_dir`.
+        kind: key of `FOLDERS`.
+        setting: name of the setting, for the message.
+        base_dir: folder of the TOML file.
+        models_dir: ComfyUI's `models` folder, or any folder with such subfolders.
+
+    Raises:
+        FlashGRPOError: it is nowhere; the message says where it was looked for.
+    """
+    path = Path(name).expanduser()
+    if path.is_absolute():
+        candidates = [path]
+    else:
+        candidates = [base_dir / path]
+        if models_dir is not None:
+            candidates += [models_dir / folder / path for folder in FOLDERS[kind]]
+            candidates.append(models_dir / path)
+    for candidate in candidates:
+        if candidate.exists():
+            # Symbolic links stay: model folders are often made of them.
+            return str(candidate.absolute())
+    places = ", ".join(str(c.parent.absolute()) for c in candidates)
+    hint = (
+        "" if models_dir or path.is_absolute() else "; or point --models at ComfyUI's models folder"
+    )
+    raise FlashGRPOError(
+        f"{setting} = {name!r} was not found (looked in {places}): check the name{hint}"
+    )
+
+
+def resolve_files(config: Config, base_dir: str | Path, models_dir: str | Path | None) -> Config:
+    """A copy of the configuration in which every file is an absolute path.
+
+    Empty settings and the embedded model `tiny` stay as they are.
+
+    Args:
+        config: the configuration as written.
+        base_dir: folder that relative paths are looked up in first.
+        models_dir: ComfyUI's `models` folder, or None.
+
+    Raises:
+        FlashGRPOError: a file is missing, or `models_dir` is no folder.
+    """
+    base = Path(base_dir)
+    models = Path(models_dir).expanduser() if models_dir is not None else None
+    if models is not None and not models.is_dir():
+        raise FlashGRPOError(
+            f"--models {str(models_dir)!r} is no folder: name ComfyUI's models folder"
+        )
+    config = copy.deepcopy(config)
+    model, prompts = config.model, config.prompts
+    if model.transformer != TINY:
+        model.transformer = find_file(
+            model.transformer, "transformer", "model.transformer", base, models
+        )
+    for setting, kind in (
+        ("vae", "vae"),
+        ("text_encoder", "text_encoder"),
+        ("continue_from", "lora"),
+    ):
+        name = getattr(model, setting)
+        if name:
+            setattr(model, setting, find_file(name, kind, f"model.{setting}", base, models))
+    for entry in model.frozen_loras:
+        entry["file"] = find_file(entry["file"], "lora", "model.frozen_loras file", base, models)
+    for setting in ("file", "validation_file", "test_file"):
+        name = getattr(prompts, setting)
+        if name:
+            setattr(
+                prompts, setting, find_file(name, "prompts", f"prompts.{setting}", base, models)
+            )
+    return config
