@@ -11,10 +11,30 @@ Class attributes for the interface and the documentation, all strings: `title`, 
 from __future__ import annotations
 
 from .batch import VideoBatch, check_videos
+from .loop_closure import LoopClosureReward
 from .mix import MixedScores, Reward, RewardMix, default_terms, option_defaults
+from .motion import MotionReward
+from .picture import BrightnessReward, ColourfulnessReward, ContrastReward, JpegSizeReward
+from .technical import TechnicalReward
+from .temporal import FlickerReward, FreezeReward
+from .tiny_world import TinyWorldReward
 
 #: All rewards by the name used in `reward.terms`.
-REWARDS: dict[str, type] = {}
+REWARDS: dict[str, type] = {
+    reward.name: reward
+    for reward in (
+        TechnicalReward,
+        MotionReward,
+        FlickerReward,
+        FreezeReward,
+        LoopClosureReward,
+        BrightnessReward,
+        ContrastReward,
+        ColourfulnessReward,
+        JpegSizeReward,
+        TinyWorldReward,
+    )
+}
 
 __all__ = [
     "REWARDS",
