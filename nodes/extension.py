@@ -4,13 +4,40 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .groups import IsoTemporalGroups
+from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
+from .prompts import EncodePrompt, PromptsNode
+from .rewards import RewardMotion, RewardTechnical, RewardTinyWorld, ScoreRollouts
+from .rollout import RolloutSampler
+from .runs import Compare, LoadRun, SaveLora
+from .step import TrainStep
+from .train import Train, TrainAdvanced
+
 
 class FlashGRPOExtension(ComfyExtension):
     """Lists the nodes of the pack."""
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         """Return the node classes in the order in which menus show them."""
-        return []
+        return [
+            LoadPolicy,
+            FrozenLora,
+            VideoSettingsNode,
+            PromptsNode,
+            EncodePrompt,
+            RewardMotion,
+            RewardTechnical,
+            RewardTinyWorld,
+            Train,
+            TrainAdvanced,
+            Compare,
+            SaveLora,
+            LoadRun,
+            IsoTemporalGroups,
+            RolloutSampler,
+            ScoreRollouts,
+            TrainStep,
+        ]
 
 
 async def comfy_entrypoint() -> ComfyExtension:

@@ -1,0 +1,372 @@
+"""The only module that touches ComfyUI: folders, memory, progress, cancel, and every `execute`.
+
+All nodes derive from `ComfyNode` here, which wraps `execute` once: inference mode is switched off
+(networks and adapters made under it could never be trained), inputs are checked, and after an
+error or a cancel nothing of ours stays in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import os
+import re
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as memory
+import comfy.utils
+import folder_paths
+import numpy as np
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy_api.latest import io
+
+from ..flashgrpo_core.control import Control
+from ..flashgrpo_core.errors import Cancelled, FlashGRPOError
+from ..flashgrpo_core.files import resolve_inside
+from ..flashgrpo_core.video import filmstrip
+from .checks import check_inputs
+from .values import CLASSES
+
+log = logging.getLogger(__name__)
+
+TINY_CHOICE = "tiny (embedded)"
+NONE_CHOICE = "none"
+Interrupted = memory.InterruptProcessingException
+
+#: Called after an error or a cancel, before it reaches ComfyUI.
+on_failure: list[Callable[[], None]] = []
+#: The phase that runs now, for the message of an out-of-memory error.
+_phase = "load"
+_node_id: str | None = None
+
+
+class ComfyNode(io.ComfyNode):
+    """Base of all nodes of the pack; wraps `execute` of each subclass."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("execute")
+        # ComfyUI subclasses a node for each run; what it copies is wrapped already.
+        if isinstance(own, classmethod) and not hasattr(own.__func__, "__wrapped__"):
+            cls.execute = classmethod(_guarded(own.__func__))
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        raise FlashGRPOError("this node is being written")
+
+
+def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
+    @functools.wraps(function)
+    def execute(cls: type[ComfyNode], **inputs: Any) -> io.NodeOutput:
+        global _node_id, _phase
+        hidden = getattr(cls, "hidden", None)
+        _node_id, _phase = getattr(hidden, "unique_id", None), "load"
+        failure: BaseException
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                checked = check_inputs(cls.define_schema().inputs, inputs, CLASSES)
+                return function(cls, **checked)
+        except Interrupted as exc:
+            failure = exc
+        except (memory.OOM_EXCEPTION, MemoryError) as exc:
+            # On builds without a GPU error class, OOM_EXCEPTION is plain Exception.
+            failure = exc
+            if isinstance(exc, MemoryError) or memory.OOM_EXCEPTION is not Exception:
+                _forget_frames(exc)
+                failure = FlashGRPOError(_out_of_memory(str(exc)))
+        except Exception as exc:
+            failure = exc
+        finally:
+            _node_id = None
+        # Outside the handlers: a traceback that ComfyUI keeps would keep our tensors.
+        _forget_frames(failure)
+        for action in on_failure:
+            action()
+        give_back()
+        raise failure
+
+    return execute
+
+
+def _forget_frames(exc: BaseException | None) -> None:
+    while exc is not None:
+        traceback.clear_frames(exc.__traceback__)
+        exc = exc.__cause__ or exc.__context__
+
+
+def _out_of_memory(message: str) -> str:
+    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]i?B)", message)
+    device = memory.get_torch_device()
+    free, total = memory.get_free_memory(device), memory.get_total_memory(device)
+    lower = {
+        "encode": "choose an fp8 text encoder file",
+        "rollout": "lower micro_batch, frames or the size in Video Settings",
+        "evaluate": "lower micro_batch, decode_batch, frames or the size in Video Settings",
+        "score": "lower decode_batch, frames or the size in Video Settings",
+        "update": "switch on gradient_checkpointing in Advanced Training Settings, or lower frames, "
+        "the size or lora_rank",
+    }.get(_phase, "choose a smaller model file (fp8), or close other programs that use the card")
+    return (
+        f"out of memory in the {_phase} phase: {wanted[1] if wanted else 'more'} was needed, "
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GB were free: {lower}; finished iterations are "
+        "saved, queue again to go on"
+    )
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def model_choices(kind: str, *, tiny: bool = False) -> list[str]:
+    """Names of the safetensors files of a kind, with `/` on every system."""
+    names = [name.replace("\\", "/") for name in folder_paths.get_filename_list(kind)]
+    files = sorted(n for n in names if n.lower().endswith((".safetensors", ".sft")))
+    return [TINY_CHOICE, *files] if tiny else files
+
+
+def model_path(kind: str, name: str) -> str:
+    """Path of a listed file. Links are followed: people keep models on other disks.
+
+    Raises:
+        FlashGRPOError: it is not in the list of its kind.
+    """
+    path = folder_paths.get_full_path(kind, name) if name in model_choices(kind) else None
+    if path is None:
+        raise FlashGRPOError(
+            f"{name[:80]!r} is not in ComfyUI's {kind} folder: choose a listed .safetensors file"
+        )
+    return os.path.abspath(path)
+
+
+def lora_file(name: str) -> str | None:
+    """Path of the file that LoraLoader takes for `name`, or None when there is none."""
+    return folder_paths.get_full_path("loras", name)
+
+
+def prompt_files() -> list[str]:
+    """Prompt files directly in the input folder; links that lead out of it are left out."""
+    folder, found = input_folder(), []
+    for entry in sorted(os.listdir(folder)) if folder.is_dir() else []:
+        if entry.lower().endswith((".txt", ".jsonl")):
+            try:
+                if resolve_inside(folder, entry).is_file():
+                    found.append(entry)
+            except FlashGRPOError:
+                continue
+    return found
+
+
+def input_folder() -> Path:
+    """ComfyUI's input folder."""
+    return Path(folder_paths.get_input_directory())
+
+
+def output_folder() -> Path:
+    """ComfyUI's output folder."""
+    return Path(folder_paths.get_output_directory())
+
+
+def temp_folder(*parts: str) -> Path:
+    """A folder below ComfyUI's temporary one, which is emptied at the next start."""
+    folder = Path(folder_paths.get_temp_directory()).joinpath("flashgrpo", *parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def saved_result(path: Path) -> dict[str, str]:
+    """What the interface needs to show a file below the output or temporary folder."""
+    for kind, base in (
+        ("output", output_folder()),
+        ("temp", Path(folder_paths.get_temp_directory())),
+    ):
+        if path.is_relative_to(base):
+            parent = path.parent.relative_to(base).as_posix()
+            return {
+                "filename": path.name,
+                "subfolder": "" if parent == "." else parent,
+                "type": kind,
+            }
+    raise FlashGRPOError(f"{str(path)!r} lies outside ComfyUI's output and temporary folders")
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+class Resident(torch.nn.Module):
+    """A network in the form that ModelPatcher manages: it writes to `device`, diffusers forbids it."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.device = offload_device()
+
+
+def compute_device() -> torch.device:
+    """Where networks run."""
+    return memory.get_torch_device()
+
+
+def offload_device() -> torch.device:
+    """Where networks wait."""
+    return memory.unet_offload_device()
+
+
+def managed(network: torch.nn.Module) -> ModelPatcher:
+    """Put a network under ComfyUI's memory management.
+
+    Raises:
+        FlashGRPOError: its weights alone do not fit on the device.
+    """
+    patcher = ModelPatcher(Resident(network), compute_device(), offload_device())
+    size, total = patcher.model_size(), memory.get_total_memory(compute_device())
+    if compute_device().type != "cpu" and size > total:
+        raise FlashGRPOError(
+            f"the weights need {size / 2**30:.1f} GB, the card has {total / 2**30:.1f} GB: choose "
+            "a smaller model or a card with more memory"
+        )
+    return patcher
+
+
+def make_resident(patcher: ModelPatcher, working_memory: int = 0) -> None:
+    """Bring a network to the compute device as a whole, with room to work in."""
+    memory.load_models_gpu([patcher], memory_required=working_memory, force_full_load=True)
+    # ComfyUI may have moved it inside another node, under inference mode.
+    for module in patcher.model.modules():
+        for key, value in list(module._parameters.items()):
+            if value is not None and value.is_inference():
+                module._parameters[key] = torch.nn.Parameter(
+                    value.clone(), requires_grad=value.requires_grad
+                )
+        for key, value in list(module._buffers.items()):
+            if value is not None and value.is_inference():
+                module._buffers[key] = value.clone()
+
+
+def dismiss(patcher: ModelPatcher) -> None:
+    """Take a network off the device and out of ComfyUI's books."""
+    for loaded in list(memory.current_loaded_models):
+        if loaded.model is patcher:
+            memory.current_loaded_models.remove(loaded)
+            loaded.model_unload()
+
+
+def unload_others() -> None:
+    """Send every model of other nodes away: training needs all the memory there is."""
+    memory.unload_all_models()
+    give_back()
+
+
+def give_back() -> None:
+    """Collect what is no longer used and return it to the system."""
+    gc.collect()
+    memory.soft_empty_cache()
+
+
+# --- progress and cancel ------------------------------------------------------------------------
+
+
+def check_interrupt() -> None:
+    """Raise ComfyUI's own exception when the user pressed Cancel."""
+    memory.throw_exception_if_processing_interrupted()
+
+
+def show_text(text: str) -> None:
+    """Show a line of text on the running node."""
+    server = prompt_server()
+    if server is not None and _node_id is not None:
+        server.send_progress_text(text, _node_id)
+
+
+def prompt_server() -> Any:
+    """ComfyUI's running server, or None outside of one."""
+    try:
+        from server import PromptServer
+    except ImportError:
+        return None
+    return getattr(PromptServer, "instance", None)
+
+
+class HostControl(Control):
+    """Shows a phase as ComfyUI's progress bar, with previews, and listens to Cancel.
+
+    The core is told with its own `Cancelled`, so that it can put the run in order;
+    `reraise` then hands ComfyUI the exception it expects.
+
+    Args:
+        bring: makes a network resident.
+    """
+
+    def __init__(self, bring: Callable[[torch.nn.Module], None]) -> None:
+        self._bring = bring
+        self._bar: comfy.utils.ProgressBar | None = None
+        self._done = self._total = 0
+        self._started = 0.0
+        self.name = "load"
+        self.interrupted = False
+        self.node_id = _node_id
+        self.strip: Any = None
+
+    def phase(self, name: str, total: int, iteration: int = 0) -> None:
+        """Start a bar."""
+        global _phase
+        self.name = _phase = name
+        self._bar = comfy.utils.ProgressBar(max(total, 1), node_id=_node_id)
+        self._done, self._total, self._started = 0, max(total, 1), time.monotonic()
+        self.show()
+
+    def tick(self, done: int = 1) -> None:
+        """Move the bar, with the newest preview."""
+        self._done += done
+        if self._bar is not None:
+            preview = None if self.strip is None else ("JPEG", self.strip, 1024)
+            self._guard(lambda: self._bar.update_absolute(self._done, self._total, preview))
+        self.show()
+
+    def check(self) -> None:
+        """Stop here when the user pressed Cancel."""
+        self._guard(check_interrupt)
+
+    def bring(self, network: torch.nn.Module) -> None:
+        """Make a network resident."""
+        self._bring(network)
+
+    def preview(self, video: np.ndarray, caption: str) -> None:
+        """Show a video as a strip of frames with the next tick."""
+        self.strip = filmstrip(video)
+
+    def status(self) -> str:
+        """What the text below the node says."""
+        if not self._done:
+            return self.name
+        left = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+        return f"{self.name} {self._done}/{self._total}, {duration(left)} left"
+
+    def show(self) -> None:
+        """Show the status."""
+        show_text(self.status())
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Interrupted:
+            self.interrupted = True
+        if self.interrupted:
+            raise Cancelled("cancelled in ComfyUI")
+
+    def reraise(self) -> None:
+        """Raise ComfyUI's own exception when the user cancelled."""
+        if self.interrupted:
+            raise Interrupted()
+
+
+def duration(seconds: float) -> str:
+    """A time in words, e.g. `42 s`, `3 min`, `2 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

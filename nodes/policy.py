@@ -1,0 +1,149 @@
+"""Nodes that say what is trained: the policy, LoRAs that belong to its base, the video settings."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from . import host
+from .values import FrozenLorasType, PolicyType, VideoSettings, VideoSettingsType
+from .video_presets import PRESETS, preset_tables
+from .widgets import CATEGORY, advanced, run_name, setting
+
+
+class LoadPolicy(host.ComfyNode):
+    """The policy of a run: model files, LoRA shape and the newest weights on disk."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPOLoadPolicy",
+            display_name="Load Wan Policy",
+            category=CATEGORY,
+            description="A Wan model with a trainable LoRA. Continues the run of this name where it "
+            "stands on disk, or starts it. Nothing is loaded into memory until a node needs it.",
+            inputs=[
+                run_name("my_run"),
+                io.Combo.Input(
+                    "diffusion_model",
+                    options=host.model_choices("diffusion_models", tiny=True),
+                    default=host.TINY_CHOICE,
+                    tooltip="Wan diffusion model (.safetensors from models/diffusion_models; bf16, "
+                    "fp16, fp8 and fp8-scaled work), or the embedded tiny Wan. For Wan 2.2 14B this "
+                    "is the high-noise expert.",
+                ),
+                io.Combo.Input(
+                    "low_noise_model",
+                    options=[host.NONE_CHOICE, *host.model_choices("diffusion_models")],
+                    default=host.NONE_CHOICE,
+                    tooltip="Low-noise expert of Wan 2.2 14B; none for every other Wan model.",
+                ),
+                io.Combo.Input(
+                    "vae",
+                    options=host.model_choices("vae", tiny=True),
+                    default=host.TINY_CHOICE,
+                    tooltip="Wan VAE (.safetensors from models/vae): wan_2.1_vae for Wan 2.1 and "
+                    "2.2 14B, or the embedded tiny VAE that belongs to the tiny Wan.",
+                ),
+                setting("model", "dtype"),
+                setting("model", "lora_rank", note="More can learn more and takes more memory."),
+                setting("model", "lora_alpha", note="Usual: twice the rank."),
+                io.String.Input(
+                    "lora_targets",
+                    default="attention",
+                    tooltip="Which layers get a LoRA, separated by commas: attention, ffn, or "
+                    "module-name endings such as attn1.to_q. Each must match.",
+                ),
+                io.Combo.Input(
+                    "continue_from",
+                    options=[host.NONE_CHOICE, *host.model_choices("loras")],
+                    default=host.NONE_CHOICE,
+                    tooltip="LoRA whose weights training starts from; it is then also the reference "
+                    "policy. Its rank must be lora_rank.",
+                ),
+                FrozenLorasType.Input(
+                    "frozen_loras",
+                    optional=True,
+                    tooltip="LoRAs that stay on during training and belong to the base (a speed "
+                    "LoRA, a style). Use them when sampling, too.",
+                ),
+            ],
+            outputs=[PolicyType.Output(display_name="policy")],
+        )
+
+
+class FrozenLora(host.ComfyNode):
+    """A LoRA that belongs to the base model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPOFrozenLora",
+            display_name="Frozen LoRA",
+            category=CATEGORY,
+            description="A LoRA that stays on and is not trained. Several can be chained.",
+            inputs=[
+                io.Combo.Input(
+                    "lora",
+                    options=host.model_choices("loras") or [host.NONE_CHOICE],
+                    tooltip="LoRA file (.safetensors from models/loras or output/loras).",
+                ),
+                io.Float.Input(
+                    "strength",
+                    default=1.0,
+                    min=-10.0,
+                    max=10.0,
+                    step=0.05,
+                    round=False,
+                    tooltip="Strength of the LoRA, -10 to 10; 0 leaves it out.",
+                ),
+                FrozenLorasType.Input(
+                    "previous", optional=True, tooltip="Further frozen LoRAs, applied before."
+                ),
+            ],
+            outputs=[FrozenLorasType.Output(display_name="frozen_loras")],
+        )
+
+
+class VideoSettingsNode(host.ComfyNode):
+    """Size, length and sampling of the videos."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+
+        def over(key: str, table: str = "rollout", step: float | None = None) -> object:
+            return setting(table, key, auto=0, step=step)
+
+        return io.Schema(
+            node_id="FlashGRPOVideoSettings",
+            display_name="Video Settings",
+            category=CATEGORY,
+            description="What a training video looks like and how it is sampled. Train at the size, "
+            "steps, shift and guidance you render with.",
+            inputs=[
+                io.Combo.Input(
+                    "preset",
+                    options=list(PRESETS),
+                    default=next(iter(PRESETS)),
+                    tooltip="Model and card: sets everything below that is 0, and how many videos "
+                    "go through the model together.",
+                ),
+                over("width", step=16),
+                over("height", step=16),
+                over("frames", step=4),
+                over("fps"),
+                over("steps", "schedule"),
+                setting("schedule", "shift", auto=0, step=0.1),
+                over("guidance", step=0.1),
+                advanced(over("micro_batch")),
+                advanced(over("decode_batch")),
+            ],
+            outputs=[VideoSettingsType.Output(display_name="video_settings")],
+        )
+
+    @classmethod
+    def execute(cls, preset: str, **values: float) -> io.NodeOutput:
+        """Fill in the preset."""
+        return io.NodeOutput(VideoSettings(preset, preset_tables(preset, values)))

@@ -1,0 +1,216 @@
+"""What travels on the links: small immutable values, never a network.
+
+ComfyUI keeps node outputs for as long as it likes, also after errors and cancels, so everything
+that lies in GPU memory stays in the pool and a link only says how to find or rebuild it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..flashgrpo_core.advantage import Advantages
+from ..flashgrpo_core.groups import PromptGroup
+from ..flashgrpo_core.prompts import Prompt
+from ..flashgrpo_core.rollout import Rollout
+from ..flashgrpo_core.scoring import Scores
+
+Tensors = Mapping[str, torch.Tensor]
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class FrozenLoras:
+    """LoRAs that belong to the base: `(file, strength)` in the order they are applied."""
+
+    loras: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Which files make up the policy, and the shape of its LoRA; equal values are one network.
+
+    Attributes:
+        transformer: path, or `tiny`.
+        vae: path; empty with `tiny`.
+        dtype: `auto`, `fp32`, `bf16` or `fp16`.
+        rank: LoRA rank.
+        alpha: LoRA alpha.
+        targets: LoRA targets.
+        continue_from: path of a LoRA to continue from, or empty.
+        frozen: frozen LoRAs.
+    """
+
+    transformer: str
+    vae: str
+    dtype: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    continue_from: str = ""
+    frozen: FrozenLoras = FrozenLoras(())
+
+    @property
+    def tiny(self) -> bool:
+        """Whether this is the embedded tiny Wan."""
+        return self.transformer == "tiny"
+
+    def table(self) -> dict[str, Any]:
+        """The `[model]` table of a run's configuration."""
+        return {
+            "transformer": self.transformer,
+            "vae": self.vae,
+            "dtype": self.dtype,
+            "lora_rank": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_targets": list(self.targets),
+            "continue_from": self.continue_from,
+            "frozen_loras": [{"file": f, "strength": s} for f, s in self.frozen.loras],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A policy at one moment of a run.
+
+    Attributes:
+        files: model files and LoRA shape.
+        run: name of the run.
+        iteration: iterations behind these weights.
+        adapter: LoRA weights (CPU), or None before the first step.
+        ema: their moving average, or None.
+        optimizer: AdamW's moments, or None.
+        state: counters of the run (`RunState` fields).
+        digest: SHA-256 of the weights; two branches differ in it.
+    """
+
+    files: ModelFiles
+    run: str
+    iteration: int = 0
+    adapter: Tensors | None = None
+    ema: Tensors | None = None
+    optimizer: Tensors | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """Size and sampling of the videos: tables of the configuration that a preset fills."""
+
+    preset: str
+    tables: Tables = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts of a run and how they are encoded.
+
+    Attributes:
+        train: prompts that are split by the shares, or the training part when `validation` and
+            `test` are given.
+        validation: held-out prompts, or None to hold out a share.
+        test: likewise.
+        negative: negative prompt.
+        validation_share: share of the prompts held out for validation.
+        test_share: share held out for the final test.
+        encoder: path of the text encoder file, empty for the tiny one, or `clip:<fingerprint>`.
+        tokens: length of the text context; 0 takes the model's own.
+        folder: where embeddings made by a CLIP object lie, or None.
+    """
+
+    train: tuple[Prompt, ...]
+    validation: tuple[Prompt, ...] | None
+    test: tuple[Prompt, ...] | None
+    negative: str
+    validation_share: float
+    test_share: float
+    encoder: str
+    tokens: int = 0
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A mix of rewards: tables as in `reward.terms`."""
+
+    terms: tuple[Mapping[str, Any], ...] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """Settings that replace those of the preset."""
+
+    tables: Tables = field(hash=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The iso-temporal groups of one iteration, and the settings they were made with."""
+
+    run: str
+    iteration: int
+    digest: str
+    groups: tuple[PromptGroup, ...]
+    prompts: Prompts
+    tables: Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts:
+    """Sampled groups: latents of the one transition, finished latents, mp4 files."""
+
+    source: Groups
+    rollouts: tuple[Rollout, ...]
+    files: tuple[Path, ...]
+    forwards: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scored rollouts with their advantages."""
+
+    source: Rollouts
+    scores: Scores
+    advantages: Advantages
+    terms: tuple[Mapping[str, Any], ...]
+    tables: Tables
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk, by name."""
+
+    name: str
+    iteration: int
+
+
+PolicyType = io.Custom("FLASHGRPO_POLICY")
+FrozenLorasType = io.Custom("FLASHGRPO_FROZEN_LORAS")
+VideoSettingsType = io.Custom("FLASHGRPO_VIDEO_SETTINGS")
+PromptsType = io.Custom("FLASHGRPO_PROMPTS")
+GroupsType = io.Custom("FLASHGRPO_GROUPS")
+RolloutsType = io.Custom("FLASHGRPO_ROLLOUTS")
+RewardType = io.Custom("FLASHGRPO_REWARD")
+ScoredType = io.Custom("FLASHGRPO_SCORED")
+AdvancedType = io.Custom("FLASHGRPO_ADVANCED")
+RunType = io.Custom("FLASHGRPO_RUN")
+
+#: Python class that must arrive on a link of each type.
+CLASSES: dict[str, type] = {
+    "FLASHGRPO_POLICY": Policy,
+    "FLASHGRPO_FROZEN_LORAS": FrozenLoras,
+    "FLASHGRPO_VIDEO_SETTINGS": VideoSettings,
+    "FLASHGRPO_PROMPTS": Prompts,
+    "FLASHGRPO_GROUPS": Groups,
+    "FLASHGRPO_ROLLOUTS": Rollouts,
+    "FLASHGRPO_REWARD": Reward,
+    "FLASHGRPO_SCORED": Scored,
+    "FLASHGRPO_ADVANCED": Advanced,
+    "FLASHGRPO_RUN": Run,
+}
