@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -159,7 +159,8 @@ def _atomic(path: Path) -> Iterator[BinaryIO]:
             reason = f"{exc.strerror or exc}; check that the folder can be written"
         raise FlashGRPOError(f"{path}: not written, {reason}") from exc
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # already renamed, or its folder never existed
+            temporary.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
