@@ -18,8 +18,7 @@ from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
 from flashgrpo_core.trainer import train
 from flashgrpo_core.wan.lora import read_lora
-
-from .conftest import Recorder
+from tests.training._small import Recorder
 
 
 def checksum(path: Path) -> str:
