@@ -91,7 +91,8 @@ class Frontend:
         self.console_errors: list[str] = []
         self.foreign_requests: list[str] = []
         self._settings_file = server.user / "default" / "comfy.settings.json"
-        self._added = dict(settings or {})
+        # Without the first one the Templates dialog covers the canvas at the first start.
+        self._added = {"Comfy.TutorialCompleted": True, **(settings or {})}
         self._write_settings(self._added)
         self._context = browser.new_context(viewport=SCREEN, locale="en-US")
         self.page: Page = self._context.new_page()
@@ -106,11 +107,8 @@ class Frontend:
 
     def open(self) -> None:
         """Load the page, or load it again, and wait until the graph is there."""
-        first_start = not self._read_settings().get("Comfy.TutorialCompleted")
         self.page.goto(self.server.url)
         self.page.wait_for_function("window.app && window.app.graph && window.app.canvas")
-        if first_start:
-            self._close_templates()
 
     def load_workflow(self, workflow: Path | dict[str, Any], name: str = "workflow.json") -> None:
         """Drop a UI-format workflow file onto the canvas and wait until its nodes are there."""
@@ -171,17 +169,6 @@ class Frontend:
         """Close the tab and take back its settings."""
         self._context.close()
         self._write_settings({}, remove=self._added)
-
-    def _close_templates(self) -> None:
-        """Close the Templates dialog, which covers the canvas at the first start."""
-        dialog = self.page.locator("[role=dialog]")
-        dialog.first.wait_for(state="visible")
-        for _ in range(20):
-            self.page.keyboard.press("Escape")
-            self.page.wait_for_timeout(300)
-            if dialog.count() == 0:
-                return
-        raise AssertionError("a dialog stays open: " + dialog.first.inner_text()[:300])
 
     def _read_settings(self) -> dict[str, Any]:
         if not self._settings_file.exists():

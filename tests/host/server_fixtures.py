@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive import install_pack
+from archive import REPO, install_pack
 from harness import BASE_NAME, PACK_FOLDER, ComfyServer
 from wan_files import FILE_SETS, copy_models, embedded_files, random_files
+
+
+@pytest.hookimpl
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Treat the repository as a plain folder.
+
+    Its `__init__.py` is the entry point of the node pack: as a package, pytest would import it.
+    """
+    return pytest.Dir.from_parent(parent, path=path) if path == REPO else None
 
 
 @pytest.fixture(scope="session")
