@@ -7,9 +7,10 @@ from comfy_api.latest import ComfyExtension, io
 from .groups import IsoTemporalGroups
 from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
-from .rewards import RewardMotion, RewardTechnical, RewardTinyWorld, ScoreRollouts
+from .rewards import REWARD_NODES
 from .rollout import RolloutSampler
 from .runs import Compare, LoadRun, SaveLora
+from .score import ScoreRollouts
 from .step import TrainStep
 from .train import Train, TrainAdvanced
 
@@ -25,9 +26,7 @@ class FlashGRPOExtension(ComfyExtension):
             VideoSettingsNode,
             PromptsNode,
             EncodePrompt,
-            RewardMotion,
-            RewardTechnical,
-            RewardTinyWorld,
+            *REWARD_NODES,
             Train,
             TrainAdvanced,
             Compare,

@@ -1,6 +1,6 @@
-"""Rewards, one node each, and the node that scores rollouts with a mix of them.
+"""Rewards, one node each. Several are chained into a weighted mix.
 
-The node classes are written out, not generated: the registry reads their ids from the source.
+The classes are written out, not generated: the registry reads their ids from the source.
 """
 
 from __future__ import annotations
@@ -9,33 +9,48 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..flashgrpo_core.rewards import REWARDS
 from ..flashgrpo_core.rewards.mix import RewardMix
-from ..flashgrpo_core.rewards.motion import MotionReward
-from ..flashgrpo_core.rewards.technical import TechnicalReward
-from ..flashgrpo_core.rewards.tiny_world import TinyWorldReward
+from ..flashgrpo_core.rewards.options import AGGREGATES
 from . import host
-from .values import Reward, RewardType, RolloutsType, ScoredType
-from .widgets import CATEGORY, advanced, setting
+from .values import Reward, RewardType
+from .widgets import CATEGORY, advanced
+
+FAULTS = ("blur", "noise", "exposure", "flicker", "freeze")
 
 
-def _inputs(*options: Any) -> list[Any]:
-    """Weight, the reward's own options, and the chain."""
-    return [
-        io.Float.Input(
-            "weight",
-            default=1.0,
-            min=-100.0,
-            max=100.0,
-            step=0.05,
-            round=False,
-            tooltip="Weight in the mix, -100 to 100; negative punishes. Terms are standardised "
-            "before they are weighted, so 1 and 1 count equally.",
-        ),
-        *options,
-        RewardType.Input(
-            "previous", optional=True, tooltip="Further rewards: a chain is a weighted mix."
-        ),
-    ]
+def _about(name: str, *options: Any) -> dict[str, Any]:
+    """The rest of a schema: weight, the reward's own options, and the chain."""
+    reward: Any = REWARDS[name]
+    weight = io.Float.Input(
+        "weight",
+        default=1.0,
+        min=-100.0,
+        max=100.0,
+        step=0.05,
+        round=False,
+        tooltip="Weight in the mix, -100 to 100; negative punishes. Terms are standardised before "
+        "they are weighted, so 1 and 1 count equally.",
+    )
+    previous = RewardType.Input(
+        "previous", optional=True, tooltip="Further rewards: a chain is a weighted mix."
+    )
+    return {
+        "display_name": f"Reward: {reward.title}",
+        "category": f"{CATEGORY}/rewards",
+        "description": f"{reward.description} {reward.range}; {reward.direction}. Can be cheated "
+        f"by: {reward.hackable_by}.",
+        "inputs": [weight, *options, previous],
+        "outputs": [RewardType.Output(display_name="reward")],
+    }
+
+
+def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
+    """A term behind the previous ones; built here, so that a bad option fails on its own node."""
+    previous = inputs.pop("previous", None)
+    terms = (*(previous.terms if previous else ()), {"name": name, **inputs})
+    RewardMix([dict(term) for term in terms])
+    return io.NodeOutput(Reward(terms))
 
 
 def _number(name: str, default: float, low: float, high: float, tip: str) -> Any:
@@ -63,56 +78,16 @@ def _short_side(default: int, low: int, high: int) -> Any:
     )
 
 
-def _schema(node_id: str, display_name: str, cls: Any, inputs: list[Any]) -> io.Schema:
-    return io.Schema(
-        node_id=node_id,
-        display_name=display_name,
-        category=f"{CATEGORY}/rewards",
-        description=f"{cls.description} {cls.range}; {cls.direction}. Can be cheated by: "
-        f"{cls.hackable_by}.",
-        inputs=inputs,
-        outputs=[RewardType.Output(display_name="reward")],
-    )
-
-
-def _chain(
-    name: str, weight: float, previous: Reward | None, options: dict[str, Any]
-) -> io.NodeOutput:
-    """A term behind the previous ones; built once here, so that bad options fail on this node."""
-    terms = (*(previous.terms if previous else ()), {"name": name, "weight": weight, **options})
-    RewardMix([dict(term) for term in terms])
-    return io.NodeOutput(Reward(terms))
-
-
-class RewardMotion(host.ComfyNode):
-    """Reward: movement."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Inputs and outputs."""
-        return _schema(
-            node_id="FlashGRPORewardMotion",
-            display_name="Reward: Motion",
-            cls=MotionReward,
-            inputs=_inputs(
-                _number(
-                    "enough",
-                    0.5,
-                    0.01,
-                    100.0,
-                    "Speed from which more movement is not rewarded, short sides of the frame per "
-                    "second.",
-                ),
-                _short_side(128, 32, 512),
-            ),
+def _frames() -> Any:
+    return advanced(
+        io.Combo.Input(
+            "frames",
+            options=list(AGGREGATES),
+            default="mean",
+            tooltip="How the scores of the frames become that of the video; top30 and bottom30 are "
+            "the means of the best and the worst 30 percent.",
         )
-
-    @classmethod
-    def execute(
-        cls, weight: float, previous: Reward | None = None, **options: Any
-    ) -> io.NodeOutput:
-        """Add the term."""
-        return _chain("motion", weight, previous, options)
+    )
 
 
 class RewardTechnical(host.ComfyNode):
@@ -121,29 +96,220 @@ class RewardTechnical(host.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
-        faults = [
-            _number(fault, 1.0, 0.0, 1.0, f"How much {text} costs; 0 ignores it.")
-            for fault, text in (
-                ("blur", "blur"),
-                ("noise", "noise"),
-                ("exposure", "clipped light and dark"),
-                ("flicker", "flicker"),
-                ("freeze", "a frozen picture"),
-            )
-        ]
-        return _schema(
+        return io.Schema(
             node_id="FlashGRPORewardTechnical",
-            display_name="Reward: Technical Quality",
-            cls=TechnicalReward,
-            inputs=_inputs(*faults, _short_side(512, 32, 4096)),
+            **_about(
+                "technical",
+                *(_number(f, 1.0, 0.0, 1.0, f"How much {f} costs; 0 ignores it.") for f in FAULTS),
+                _short_side(512, 32, 4096),
+            ),
         )
 
     @classmethod
-    def execute(
-        cls, weight: float, previous: Reward | None = None, **options: Any
-    ) -> io.NodeOutput:
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("technical", weight, previous, options)
+        return _chain("technical", inputs)
+
+
+class RewardMotion(host.ComfyNode):
+    """Reward: movement."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardMotion",
+            **_about(
+                "motion",
+                _number(
+                    "enough",
+                    0.5,
+                    0.01,
+                    100.0,
+                    "Speed from which more movement is not rewarded, short sides of the frame per second.",
+                ),
+                _short_side(128, 32, 512),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("motion", inputs)
+
+
+class RewardFlicker(host.ComfyNode):
+    """Reward: steady brightness."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardFlicker",
+            **_about(
+                "flicker",
+                _number(
+                    "tolerance",
+                    4.0,
+                    0.01,
+                    255.0,
+                    "Swing of the brightness in grey levels that brings the reward down to 0.37.",
+                ),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("flicker", inputs)
+
+
+class RewardFreeze(host.ComfyNode):
+    """Reward: no frozen pictures."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardFreeze",
+            **_about(
+                "freeze",
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("freeze", inputs)
+
+
+class RewardLoopClosure(host.ComfyNode):
+    """Reward: seamless loops."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardLoopClosure",
+            **_about(
+                "loop_closure",
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("loop_closure", inputs)
+
+
+class RewardBrightness(host.ComfyNode):
+    """Reward: brightness."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardBrightness",
+            **_about(
+                "brightness",
+                _number("target", 0.5, 0.0, 1.0, "Wanted brightness, 0 black, 1 white."),
+                _frames(),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("brightness", inputs)
+
+
+class RewardContrast(host.ComfyNode):
+    """Reward: contrast."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardContrast",
+            **_about(
+                "contrast",
+                _number(
+                    "target",
+                    0.45,
+                    0.0,
+                    1.0,
+                    "Wanted contrast, 0 flat, 1 half black and half white; photos lie near 0.45.",
+                ),
+                _frames(),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("contrast", inputs)
+
+
+class RewardColourfulness(host.ComfyNode):
+    """Reward: colourfulness."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardColourfulness",
+            **_about(
+                "colourfulness",
+                _number(
+                    "target",
+                    0.6,
+                    0.0,
+                    1.0,
+                    "Wanted colourfulness, 0 grey, 1 extremely colourful; photos lie near 0.4.",
+                ),
+                _frames(),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("colourfulness", inputs)
+
+
+class RewardJpegSize(host.ComfyNode):
+    """Reward: size as JPEG."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardJpegSize",
+            **_about(
+                "jpeg_size",
+                io.Combo.Input(
+                    "mode",
+                    options=["compressible", "incompressible"],
+                    default="compressible",
+                    tooltip="compressible rewards plain frames, incompressible detailed ones.",
+                ),
+                advanced(
+                    io.Int.Input(
+                        "quality",
+                        default=90,
+                        min=1,
+                        max=95,
+                        tooltip="JPEG quality, 1 to 95: how fine the measure is.",
+                    )
+                ),
+                _frames(),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("jpeg_size", inputs)
 
 
 class RewardTinyWorld(host.ComfyNode):
@@ -152,43 +318,29 @@ class RewardTinyWorld(host.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
-        return _schema(
-            node_id="FlashGRPORewardTinyWorld",
-            display_name="Reward: Tiny World",
-            cls=TinyWorldReward,
-            inputs=_inputs(),
-        )
-
-    @classmethod
-    def execute(
-        cls, weight: float, previous: Reward | None = None, **options: Any
-    ) -> io.NodeOutput:
-        """Add the term."""
-        return _chain("tiny_world", weight, previous, options)
-
-
-class ScoreRollouts(host.ComfyNode):
-    """Scores rollouts and compares the videos of each prompt."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Inputs and outputs."""
         return io.Schema(
-            node_id="FlashGRPOScore",
-            display_name="Score Rollouts",
-            category=CATEGORY,
-            description="Scores every video and compares it with the others of its prompt: the "
-            "advantage. Stops with advice when all videos of every prompt score the same.",
-            inputs=[
-                RolloutsType.Input("rollouts", tooltip="The sampled groups."),
-                RewardType.Input("reward", tooltip="The reward, or a chain of rewards."),
-                advanced(setting("loss", "advantage_std")),
-                advanced(setting("loss", "advantage_clamp", step=0.5)),
-                advanced(setting("reward", "normalise")),
-                advanced(setting("reward", "on_nan")),
-            ],
-            outputs=[
-                ScoredType.Output(display_name="scored"),
-                io.Image.Output(display_name="picture"),
-            ],
+            node_id="FlashGRPORewardTinyWorld",
+            **_about(
+                "tiny_world",
+            ),
         )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("tiny_world", inputs)
+
+
+#: All reward nodes.
+REWARD_NODES: tuple[type[host.ComfyNode], ...] = (
+    RewardTechnical,
+    RewardMotion,
+    RewardFlicker,
+    RewardFreeze,
+    RewardLoopClosure,
+    RewardBrightness,
+    RewardContrast,
+    RewardColourfulness,
+    RewardJpegSize,
+    RewardTinyWorld,
+)
