@@ -106,8 +106,15 @@ def pick_dtype(name: str, weight_dtype: str, device: torch.device) -> torch.dtyp
     return torch.float16 if weight_dtype in ("F16", "float16", "fp16") else torch.bfloat16
 
 
-def load_networks(config: Config, device: torch.device | None = None) -> Networks:
+def load_networks(
+    config: Config, device: torch.device | None = None, place: torch.device | None = None
+) -> Networks:
     """Load transformer (with frozen LoRAs merged and the policy LoRA attached) and VAE.
+
+    Args:
+        config: the configuration.
+        device: where the networks will run; None picks `model.device`.
+        place: where the weights are put for now, by hosts that move them; None is `device`.
 
     Raises:
         FlashGRPOError: a file is missing, broken or of another model family.
@@ -122,10 +129,11 @@ def load_networks(config: Config, device: torch.device | None = None) -> Network
             "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
         )
     device = device or pick_device(model.device)
+    place = place or device
     dtype = pick_dtype(
         model.dtype, detect_transformer(open_tensors(model.transformer)).weight_dtype, device
     )
-    transformer, spec = load_transformer(model.transformer, dtype, device)
+    transformer, spec = load_transformer(model.transformer, dtype, place)
     for entry in model.frozen_loras:
         merge_lora(transformer, read_lora(entry["file"]), float(entry.get("strength", 1.0)))
     policy = WanPolicy(
@@ -139,7 +147,7 @@ def load_networks(config: Config, device: torch.device | None = None) -> Network
     if model.continue_from:
         continue_policy(policy, model.continue_from)
     vae_dtype = torch.float32 if device.type == "cpu" else dtype
-    vae = load_vae(model.vae, vae_dtype, device)
+    vae = load_vae(model.vae, vae_dtype, place)
     return Networks(policy, vae, spec, device)
 
 

@@ -39,5 +39,9 @@ class Control:
     def preview(self, video: np.ndarray, caption: str) -> None:
         """Show one decoded video, uint8 `[T, H, W, 3]`."""
 
+    def finish(self) -> bool:
+        """Whether to end the run well after this iteration: judge, export, return the LoRA."""
+        return False
+
     def event(self, record: dict[str, Any]) -> None:
         """See one record that was just appended to `events.jsonl`."""

@@ -39,7 +39,12 @@ def chosen_weights(trainer: Trainer) -> tuple[Weights, int]:
             "no evaluation was better than the starting policy, the newest weights are exported: "
             "train longer, lower optim.learning_rate, or check that the reward can be raised",
         )
-    return _copy(trainer, judged_weights(trainer)), trainer.state.iteration
+    return latest_weights(trainer), trainer.state.iteration
+
+
+def latest_weights(trainer: Trainer) -> Weights:
+    """Copies of the weights that an evaluation would judge now."""
+    return _copy(trainer, judged_weights(trainer))
 
 
 def validate_run(trainer: Trainer, iteration: int) -> None:
@@ -51,7 +56,7 @@ def validate_run(trainer: Trainer, iteration: int) -> None:
     if state.best_reward is None or reward > state.best_reward:
         state.best_reward, state.best_iteration = reward, iteration
         state.evaluations_without_gain = 0
-        trainer.best = _copy(trainer, judged_weights(trainer))
+        trainer.best = latest_weights(trainer)
     else:
         state.evaluations_without_gain += 1
 

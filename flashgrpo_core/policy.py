@@ -58,7 +58,8 @@ class WanPolicy:
         config = LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=self.targets, init_lora_weights=True
         )
-        inject_adapter_in_model(config, transformer, adapter_name=ADAPTER)
+        with torch.random.fork_rng(devices=[]):  # PEFT draws initial weights; ours come from `seed`
+            inject_adapter_in_model(config, transformer, adapter_name=ADAPTER)
         self._layers: dict[str, Any] = {
             name: module
             for name, module in transformer.named_modules()
@@ -69,12 +70,19 @@ class WanPolicy:
             a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
             # PEFT follows the base's dtype; LoRA weights are fp32 whatever the base is.
             a.float(), b.float()
-            with torch.no_grad():
-                noise = torch.randn(a.weight.shape, generator=generator(seed, name, "lora"))
-                a.weight.copy_(noise / rank)
-                b.weight.zero_()
+        self.initialise(seed)
         if gradient_checkpointing:
             transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Set the LoRA to its start, A random and B zero, and the reference policy to the base."""
+        self._initial = None
+        for name, layer in self._layers.items():
+            a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            noise = torch.randn(a.shape, generator=generator(seed, name, "lora"))
+            a.copy_(noise / self.rank)
+            b.zero_()
 
     @property
     def device(self) -> torch.device:
@@ -100,7 +108,7 @@ class WanPolicy:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Set the trained tensors from `snapshot`-style names.
+        """Set the trained tensors from `snapshot`-style names, all or none.
 
         Raises:
             FlashGRPOError: names or shapes do not match this policy's LoRA.
@@ -118,6 +126,7 @@ class WanPolicy:
                     f"adapter tensor {name} is {tuple(weights[name].shape)}, this policy needs "
                     f"{tuple(parameter.shape)}: set model.lora_rank to the adapter's rank"
                 )
+        for name, parameter in own.items():
             parameter.copy_(weights[name])
 
     def set_reference(self, weights: Mapping[str, torch.Tensor]) -> None:

@@ -38,7 +38,7 @@ from .distributed import World
 from .errors import Cancelled, FlashGRPOError
 from .export import export_run_lora
 from .groups import PromptGroup, choose_prompts, make_groups
-from .judging import chosen_weights, judge, out_of_patience, validate_run
+from .judging import chosen_weights, judge, latest_weights, out_of_patience, validate_run
 from .keeping import (
     RunResult,
     RunState,
@@ -421,9 +421,17 @@ def _loop(trainer: Trainer) -> RunResult:
         validate_run(trainer, 0)
     while state.iteration < config.run.iterations and not out_of_patience(trainer):
         trainer.iterate()
-        if every and (state.iteration % every == 0 or state.iteration == config.run.iterations):
+        last = state.iteration == config.run.iterations or trainer.control.finish()
+        judged = bool(every) and (last or state.iteration % every == 0)
+        if judged:
             validate_run(trainer, state.iteration)
         save(trainer)
+        if judged and world.is_main:
+            # A night that is cancelled later still leaves a LoRA that can be used.
+            path = export_run_lora(trainer, latest_weights(trainer), state.iteration)
+            trainer.event("lora", state.iteration, file=path.name)
+        if last:
+            break
     weights, iteration = chosen_weights(trainer)
     test = None
     if trainer.prompts.test and config.eval.test_prompts:
