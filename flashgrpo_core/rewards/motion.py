@@ -10,8 +10,8 @@ from .batch import VideoBatch
 from .flow import flow_fields, luma, shrink, warp
 from .options import number
 
-# Flow explains half of the change or more in real videos, less than a tenth in noise.
-_TRUSTED = 0.3
+# Flow explains half of the change or more in real videos, about a tenth in noise.
+_TRUSTED = 0.4
 
 
 class MotionReward:
@@ -19,7 +19,7 @@ class MotionReward:
 
     With the flow `f_t` between frames `t` and `t+1`, in short sides of the frame per second:
 
-    - `motion.speed` is the mean over all pairs of `v_t * min(1, e_t / 0.3)`. `v_t` is the mean
+    - `motion.speed` is the mean over all pairs of `v_t * min(1, e_t / 0.4)^2`. `v_t` is the mean
       magnitude of the fastest 5 percent of the pixels (the dynamic degree of VBench, Huang et al.,
       CVPR 2024, as a number). `e_t` is the share of the change between the two frames that moving
       the pixels explains: noise, flicker and scene cuts change the picture but nothing moves.
@@ -76,7 +76,8 @@ class MotionReward:
         previous: torch.Tensor | None = None
         for t, flow in enumerate(flow_fields(grey)):
             speed = float(_norm(flow).flatten().topk(fastest).values.mean())
-            speeds.append(speed * min(1.0, _explained(grey[t], grey[t + 1], flow) / _TRUSTED))
+            trust = min(1.0, _explained(grey[t], grey[t + 1], flow) / _TRUSTED)
+            speeds.append(speed * trust**2)
             if previous is not None:
                 followed = warp(flow, previous)
                 acceleration += float(_norm(followed - previous).mean())
