@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 MINIMUM_PYTHON = (3, 11)
 # One build family: a torchvision of another build than torch breaks every library that imports it.
@@ -116,10 +117,11 @@ def prepare(command: str, torch: str) -> None:
     """Make `.venv` ready for `command`; returns at once when it already is."""
     wanted = fingerprint(torch)
     stamp = read_stamp()
-    if stamp.get("fingerprint") == wanted and command in stamp.get("ready", []):
+    usable = environment_version() == ".".join(map(str, sys.version_info[:3]))
+    if usable and stamp.get("fingerprint") == wanted and command in stamp.get("ready", []):
         return
     started = time.monotonic()
-    if environment_version() != ".".join(map(str, sys.version_info[:3])):
+    if not usable:
         create_environment()
     STAMP.unlink(missing_ok=True)
     target = f"{REPO}[test]" if command == "test" else str(REPO)
@@ -163,7 +165,7 @@ def fingerprint(torch: str) -> str:
     return digest.hexdigest()
 
 
-def read_stamp() -> dict[str, object]:
+def read_stamp() -> dict[str, Any]:
     """Return what the last complete set-up wrote; empty when there was none."""
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
