@@ -6,7 +6,6 @@ import ast
 import importlib.util
 import logging
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -134,8 +133,6 @@ def test_the_wheel_holds_the_core_and_its_assets(tmp_path: Path) -> None:
     """`pip install` takes the core only: `nodes` would shadow ComfyUI's module of that name."""
     source = tmp_path / "source"
     archive.install_pack(source)
-    for extra in ("cli.py", "__main__.py"):
-        shutil.copyfile(REPO / "flashgrpo_core" / extra, source / "flashgrpo_core" / extra)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet"]
     command += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
