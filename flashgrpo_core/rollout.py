@@ -173,7 +173,7 @@ class RolloutSampler:
         self.context = context if callable(context) else context.__getitem__
         self.negative = negative
         self.control = control or Control()
-        self._prefix: tuple[str, torch.Tensor, torch.Tensor] | None = None
+        self._prefix: tuple[PromptGroup, torch.Tensor, torch.Tensor] | None = None
 
     def transition(self, group: PromptGroup) -> Transition:
         """The group's stochastic step."""
@@ -215,9 +215,10 @@ class RolloutSampler:
         if not self.settings.shares(group):
             latents = self.start(group, samples)
             return latents, self.velocity(group, latents)
-        if self._prefix is None or self._prefix[0] != group.group_id:
+        # The whole group is the key: its id is the same again in the next iteration.
+        if self._prefix is None or self._prefix[0] != group:
             latents = self.start(group, samples)
-            self._prefix = (group.group_id, latents, self.velocity(group, latents))
+            self._prefix = (group, latents, self.velocity(group, latents))
         return self._prefix[1], self._prefix[2]
 
     @torch.no_grad()
