@@ -48,21 +48,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return _run(args)
-    except FlashGRPOError as exc:
-        code, message = 2, " ".join(str(exc).splitlines())
-    except (Cancelled, KeyboardInterrupt):
-        code, message = 130, "stopped; what was saved before can be resumed"
     except BrokenPipeError:
         sys.stderr.close()  # the reader (head, less) is gone: nothing to say and nobody to hear it
         return 0
-    except Exception as exc:  # the last resort: a traceback helps no user
-        text = " ".join(str(exc).split()) or "no message"
-        code = 1
-        message = f"unexpected {type(exc).__name__}: {text[:300]} (run again with --debug)"
-    if args.debug:
-        traceback.print_exc()
+    except (Exception, KeyboardInterrupt) as exc:
+        if args.debug:
+            traceback.print_exc()
+        code, message = _failure(exc)
     print(f"flashgrpo: {message}", file=sys.stderr)
     return code
+
+
+def _failure(exc: BaseException) -> tuple[int, str]:
+    """Exit status and one line for a failure; a traceback helps no user."""
+    text = " ".join(str(exc).split())
+    if isinstance(exc, FlashGRPOError):
+        return 2, text
+    if isinstance(exc, (Cancelled, KeyboardInterrupt)):
+        return 130, "stopped; what was saved before can be resumed"
+    name = type(exc).__name__
+    return 1, f"unexpected {name}: {text[:300] or 'no message'} (run again with --debug)"
 
 
 def _run(args: argparse.Namespace) -> int:
