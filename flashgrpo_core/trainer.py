@@ -48,6 +48,7 @@ from .keeping import (
     restore,
     save,
 )
+from .prompts import PromptSplit
 from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares
 from .runs.checkpoint import clean_temporary, newest_checkpoint
 from .runs.events import SCHEMA, EventLog, RewardLog
@@ -140,24 +141,7 @@ class Trainer:
 
     def group(self, iteration: int) -> list[PromptGroup]:
         """Choose the iteration's prompts and give each its SDE step and seeds."""
-        config = self.config
-        chosen = choose_prompts(
-            config.rollout.prompts_per_iteration,
-            len(self.prompts.train),
-            iteration,
-            config.run.seed,
-        )
-        picked = [self.prompts.train[i] for i in chosen]
-        return make_groups(
-            [p.text for p in picked],
-            iteration=iteration,
-            run_seed=config.run.seed,
-            group_size=config.rollout.group_size,
-            window=self.window,
-            draw=config.schedule.draw,
-            noise=config.rollout.noise,
-            start_images=[p.image for p in picked],
-        )
+        return iteration_groups(self.config, self.prompts, iteration)
 
     def rollout(self, groups: list[PromptGroup], iteration: int) -> list[Rollout]:
         """Sample this rank's share of all videos."""
@@ -290,6 +274,30 @@ class Trainer:
         started = time.monotonic()
         yield
         self.event("phase", iteration, name=name, seconds=time.monotonic() - started, **counters)
+
+
+def iteration_groups(config: Config, prompts: PromptSplit, iteration: int) -> list[PromptGroup]:
+    """The groups of one iteration: its prompts, each with its SDE step and seeds.
+
+    Args:
+        config: the configuration.
+        prompts: the prompts; those to train on are used.
+        iteration: 1-based iteration.
+    """
+    chosen = choose_prompts(
+        config.rollout.prompts_per_iteration, len(prompts.train), iteration, config.run.seed
+    )
+    picked = [prompts.train[i] for i in chosen]
+    return make_groups(
+        [p.text for p in picked],
+        iteration=iteration,
+        run_seed=config.run.seed,
+        group_size=config.rollout.group_size,
+        window=sde_window(config),
+        draw=config.schedule.draw,
+        noise=config.rollout.noise,
+        start_images=[p.image for p in picked],
+    )
 
 
 def train(
