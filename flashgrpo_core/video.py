@@ -21,10 +21,16 @@ from PIL import Image, ImageDraw, ImageFont
 
 from .errors import FlashGRPOError
 
+av: Any
 try:
     import av
 except ImportError:
     av = None
+
+# What the back ends raise for a bad file, a full disk or a missing codec.
+_FAILURES: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError)
+if av is not None:
+    _FAILURES += (av.FFmpegError,)
 
 #: x264's constant rate factor: 0 is lossless, 23 its default. 14 keeps what a reward would see.
 CRF = 14
@@ -66,7 +72,7 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, *, crf: int = CRF
         path.parent.mkdir(parents=True, exist_ok=True)
         encode(temporary, video, fps, crf)
         os.replace(temporary, path)
-    except (OSError, ValueError) as exc:  # av.FFmpegError is one or the other
+    except _FAILURES as exc:
         raise FlashGRPOError(
             f"video {str(path)!r} cannot be written: {_one_line(exc)}: check free space and access"
         ) from None
@@ -96,7 +102,7 @@ def read_video(path: str | Path, max_frames: int | None = None) -> tuple[np.ndar
     decode = _decode_av if av is not None else _decode_ffmpeg
     try:
         frames, fps = decode(path, max_frames)
-    except (OSError, ValueError) as exc:
+    except _FAILURES as exc:
         raise FlashGRPOError(
             f"video {str(path)!r} cannot be read: {_one_line(exc)}: convert it to mp4 (H.264)"
         ) from None

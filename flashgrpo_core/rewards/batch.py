@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class VideoBatch:
         )
 
 
-def check_videos(videos: object) -> None:
+def check_videos(videos: Any) -> None:
     """Check that `videos` is uint8 `[B, T, H, W, 3]` with at least one frame and pixel.
 
     Raises:
@@ -88,11 +89,11 @@ def check_videos(videos: object) -> None:
         )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def _describe(value: object) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return f"of type {type(value).__name__}"

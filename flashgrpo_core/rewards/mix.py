@@ -198,8 +198,10 @@ class RewardMix:
         gate = None
         if table.get("gate") is not None:
             gate = self._build_gate(f"{where} ({name}): gate", table["gate"])
-        seen[name] = seen.get(name, 0) + 1
-        label = name if seen[name] == 1 else f"{name}#{seen[name]}"
+        label = reward.name
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] > 1:
+            label = f"{label}#{seen[label]}"
         return _Term(label, weight, reward, clip, gate)
 
     def _build_gate(self, where: str, table: Any) -> _Gate:
