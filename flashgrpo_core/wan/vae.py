@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,21 @@ def load_vae(
     translate = to_diffusers if spec.layout == "original" else (lambda name: name)
     fill(vae, weights, name_map(weights, translate), dtype, device)
     finish(vae)
+    for module in vae.modules():
+        if type(module).__name__ == "WanRMS_norm" and module.channel_first:
+            module.forward = MethodType(_channel_rms_norm, module)
     return vae
+
+
+def _channel_rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The VAE's channel norm of `[B, C, ...]`, in a form that is quick on the CPU.
+
+    The library's own takes the vector norm over a strided dimension, which is a third of the
+    decoding time there; a plain sum of squares is the same number. Computed in fp32 at least.
+    """
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    norm = wide.square().sum(1, keepdim=True).sqrt_().clamp_min_(1e-12)
+    return (wide / norm).to(x.dtype) * (self.scale * self.gamma) + self.bias
 
 
 def _statistics(folder: Path, z_dim: int) -> dict[str, list[float]]:

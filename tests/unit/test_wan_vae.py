@@ -135,9 +135,13 @@ def test_layouts_are_exact(tmp_path: Path, vae, layout: str) -> None:
     else:
         save_tensors(path, original(version, model) if layout == "original" else model.state_dict())
     loaded = load_vae(path, torch.float32)
-    latents = encode_video(loaded, movie())
-    assert torch.equal(latents, encode_video(model, movie()))
-    assert np.array_equal(decode_latents(loaded, latents), decode_latents(model, latents))
+    # Every weight is exact; the output differs by rounding, since the norm is computed differently.
+    state = loaded.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    latents, expected = encode_video(loaded, movie()), encode_video(model, movie())
+    assert (latents - expected).abs().max() <= 1e-4 * expected.abs().max()
+    one, two = decode_latents(loaded, latents), decode_latents(model, latents)
+    assert np.abs(one.astype(int) - two.astype(int)).max() <= 1
     assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
     facts = describe(path / "vae" if layout == "folder" else path)
     assert (facts["kind"], facts["title"]) == ("vae", f"Wan {version} VAE")
