@@ -7,7 +7,10 @@ where an object belongs, and widgets that another node feeds all reach the nodes
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,6 +128,31 @@ def _is_a(value: Any, kind: str, classes: Mapping[str, type]) -> bool:
     if kind == "CLIP":
         return all(hasattr(value, name) for name in ("tokenize", "encode_from_tokens_scheduled"))
     raise AssertionError(f"no check for inputs of type {kind}")
+
+
+def copy_new(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`, complete or not at all.
+
+    A hard link where the system can: nothing is written twice, and neither name is ever written
+    to again.
+
+    Raises:
+        FlashGRPOError: the folder cannot be written.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+    except OSError as exc:
+        raise FlashGRPOError(
+            f"{str(target)!r} cannot be written: {exc.strerror or exc}: check free space and access"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def shown(value: Any) -> str:

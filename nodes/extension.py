@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from . import routes
+from .compare import Compare
 from .groups import IsoTemporalGroups
 from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
 from .rewards import REWARD_NODES
-from .rollout import RolloutSampler
-from .runs import Compare, LoadRun, SaveLora
+from .rollout import RolloutNode
+from .runs import LoadRun, SaveLora
 from .score import ScoreRollouts
 from .step import TrainStep
 from .train import Train, TrainAdvanced
@@ -33,7 +35,7 @@ class FlashGRPOExtension(ComfyExtension):
             SaveLora,
             LoadRun,
             IsoTemporalGroups,
-            RolloutSampler,
+            RolloutNode,
             ScoreRollouts,
             TrainStep,
         ]
@@ -41,4 +43,5 @@ class FlashGRPOExtension(ComfyExtension):
 
 async def comfy_entrypoint() -> ComfyExtension:
     """Return the extension; ComfyUI calls this once at start-up."""
+    routes.register()
     return FlashGRPOExtension()

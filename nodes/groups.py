@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
-from . import host
-from .values import GroupsType, PolicyType, PromptsType, VideoSettingsType
+from ..flashgrpo_core.build import build_prompts, build_schedule
+from ..flashgrpo_core.trainer import iteration_groups
+from . import host, pictures
+from .pictures import to_image
+from .settings import merge, run_config, window
+from .values import (
+    Groups,
+    GroupsType,
+    Policy,
+    PolicyType,
+    Prompts,
+    PromptsType,
+    VideoSettings,
+    VideoSettingsType,
+)
 from .widgets import CATEGORY, advanced, seed, setting
 
 
@@ -57,3 +70,51 @@ class IsoTemporalGroups(host.ComfyNode):
                 io.Image.Output(display_name="picture"),
             ],
         )
+
+    @classmethod
+    def execute(
+        cls,
+        policy: Policy,
+        prompts: Prompts,
+        video_settings: VideoSettings,
+        group_size: int,
+        prompts_per_iteration: int,
+        noise: str,
+        window_first: int,
+        window_end: int,
+        seed: int,
+        draw: str,
+        sde: str,
+        eta: float,
+        schedule: str,
+    ) -> io.NodeOutput:
+        """Choose prompts and noise levels."""
+        steps = video_settings.tables["schedule"]["steps"]
+        tables = merge(
+            video_settings.tables,
+            {
+                "rollout": {
+                    "group_size": group_size,
+                    "prompts_per_iteration": prompts_per_iteration,
+                    "noise": noise,
+                },
+                "schedule": {
+                    "window": window(window_first, window_end, steps),
+                    "draw": draw,
+                    "sde": sde,
+                    "eta": eta,
+                    "kind": schedule,
+                },
+                "run": {"seed": seed},
+            },
+        )
+        config = run_config(policy.files, prompts, tables)
+        iteration = policy.iteration + 1
+        picked = iteration_groups(config, build_prompts(config), iteration)
+        sigmas = build_schedule(config).sigmas
+        title = f"{policy.run}: iteration {iteration}, one noise level per prompt"
+        picture = to_image(pictures.groups(picked, [float(s) for s in sigmas], title))
+        value = Groups(
+            policy.run, iteration, policy.digest, policy.files, tuple(picked), prompts, tables
+        )
+        return io.NodeOutput(value, picture, ui=ui.PreviewImage(picture))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import logging
 import os
 import re
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,29 +21,36 @@ from typing import Any
 import comfy.model_management as memory
 import comfy.utils
 import folder_paths
-import numpy as np
 import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.latest import io
+from comfy_execution.graph_utils import ExecutionBlocker
 
-from ..flashgrpo_core.control import Control
 from ..flashgrpo_core.errors import Cancelled, FlashGRPOError
-from ..flashgrpo_core.files import resolve_inside
-from ..flashgrpo_core.video import filmstrip
-from .checks import check_inputs
+from ..flashgrpo_core.files import resolve_inside, sha256_file
+from .checks import check_inputs, copy_new
 from .values import CLASSES
 
 log = logging.getLogger(__name__)
 
 TINY_CHOICE = "tiny (embedded)"
 NONE_CHOICE = "none"
+#: Names that Windows keeps for devices.
+RESERVED = r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)"
 Interrupted = memory.InterruptProcessingException
 
 #: Called after an error or a cancel, before it reaches ComfyUI.
 on_failure: list[Callable[[], None]] = []
-#: The phase that runs now, for the message of an out-of-memory error.
-_phase = "load"
-_node_id: str | None = None
+
+
+class _Running:
+    """The node that runs now, and its phase: for messages."""
+
+    node_id: str | None = None
+    phase: str = "load"
+
+
+running = _Running()
 
 
 class ComfyNode(io.ComfyNode):
@@ -56,24 +63,19 @@ class ComfyNode(io.ComfyNode):
         if isinstance(own, classmethod) and not hasattr(own.__func__, "__wrapped__"):
             cls.execute = classmethod(_guarded(own.__func__))
 
-    @classmethod
-    def execute(cls, **inputs: Any) -> io.NodeOutput:
-        raise FlashGRPOError("this node is being written")
-
 
 def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOutput]:
     @functools.wraps(function)
     def execute(cls: type[ComfyNode], **inputs: Any) -> io.NodeOutput:
-        global _node_id, _phase
-        hidden = getattr(cls, "hidden", None)
-        _node_id, _phase = getattr(hidden, "unique_id", None), "load"
+        running.node_id = getattr(getattr(cls, "hidden", None), "unique_id", None)
+        running.phase = "load"
         failure: BaseException
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 checked = check_inputs(cls.define_schema().inputs, inputs, CLASSES)
                 return function(cls, **checked)
-        except Interrupted as exc:
-            failure = exc
+        except (Interrupted, Cancelled):
+            failure = Interrupted()
         except (memory.OOM_EXCEPTION, MemoryError) as exc:
             # On builds without a GPU error class, OOM_EXCEPTION is plain Exception.
             failure = exc
@@ -83,7 +85,7 @@ def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOut
         except Exception as exc:
             failure = exc
         finally:
-            _node_id = None
+            running.node_id = None
         # Outside the handlers: a traceback that ComfyUI keeps would keep our tensors.
         _forget_frames(failure)
         for action in on_failure:
@@ -111,9 +113,12 @@ def _out_of_memory(message: str) -> str:
         "score": "lower decode_batch, frames or the size in Video Settings",
         "update": "switch on gradient_checkpointing in Advanced Training Settings, or lower frames, "
         "the size or lora_rank",
-    }.get(_phase, "choose a smaller model file (fp8), or close other programs that use the card")
+    }.get(
+        running.phase,
+        "choose a smaller model file (fp8), or close other programs that use the card",
+    )
     return (
-        f"out of memory in the {_phase} phase: {wanted[1] if wanted else 'more'} was needed, "
+        f"out of memory in the {running.phase} phase: {wanted[1] if wanted else 'more'} was needed, "
         f"{free / 2**30:.1f} of {total / 2**30:.1f} GB were free: {lower}; finished iterations are "
         "saved, queue again to go on"
     )
@@ -148,6 +153,55 @@ def lora_file(name: str) -> str | None:
     return folder_paths.get_full_path("loras", name)
 
 
+def loras_name(name: str) -> None:
+    """Check a name for a LoRA file below output/loras.
+
+    Raises:
+        FlashGRPOError: naming what is wrong with it.
+    """
+    resolve_inside(output_folder() / "loras", f"{name}.safetensors")
+    parts = re.split(r"[\\/]", name)
+    usable = r"\w([\w .,()+-]{0,98}[\w)+-])?"
+    if not all(
+        re.fullmatch(usable, part) and not re.match(RESERVED, part.lower()) for part in parts
+    ):
+        raise FlashGRPOError(
+            f"LoRA name {name[:80]!r} is not usable: letters, digits, space, '.', '-', '_', at most "
+            "100 in each part, no reserved Windows name; '/' makes a subfolder"
+        )
+
+
+def publish_lora(source: Path, name: str) -> str:
+    """Put a LoRA file where the stock loaders list it; never over another one.
+
+    Args:
+        source: the file.
+        name: wanted name below output/loras, without ending.
+
+    Returns:
+        The name as LoraLoader lists it, with a number when the wanted one was taken.
+
+    Raises:
+        FlashGRPOError: the name leads out of the folder, or it cannot be written.
+    """
+    base = output_folder() / "loras"
+    if os.path.realpath(base) not in map(os.path.realpath, folder_paths.get_folder_paths("loras")):
+        folder_paths.add_model_folder_path("loras", str(base))
+    content, number = sha256_file(source), 1
+    while True:
+        listed = f"{name}.safetensors" if number == 1 else f"{name}-{number}.safetensors"
+        target = resolve_inside(base, listed)
+        # ComfyUI may have mapped an existing file, and another loras folder may come first.
+        other = folder_paths.get_full_path("loras", listed)
+        if other is None and not target.exists():
+            copy_new(source, target)
+            return listed
+        if other is not None and os.path.realpath(other) == os.path.realpath(target):
+            if sha256_file(target) == content:
+                return listed
+        number += 1
+
+
 def prompt_files() -> list[str]:
     """Prompt files directly in the input folder; links that lead out of it are left out."""
     folder, found = input_folder(), []
@@ -169,6 +223,15 @@ def input_folder() -> Path:
 def output_folder() -> Path:
     """ComfyUI's output folder."""
     return Path(folder_paths.get_output_directory())
+
+
+def inside_output(path: Path) -> Path:
+    """Check that a path of ours really lies in the output folder, links resolved.
+
+    Raises:
+        FlashGRPOError: a link leads out of it.
+    """
+    return resolve_inside(output_folder(), path.relative_to(output_folder()).as_posix())
 
 
 def temp_folder(*parts: str) -> Path:
@@ -267,6 +330,27 @@ def give_back() -> None:
     memory.soft_empty_cache()
 
 
+def encode_with_clip(clip: Any, text: str) -> torch.Tensor:
+    """Embedding of a prompt by a CLIP object of CLIPLoader, fp32 `[n, width]` without padding."""
+    with torch.no_grad():
+        conditioning = clip.encode_from_tokens_scheduled(clip.tokenize(text))
+    embedding = conditioning[0][0][0].detach().float().cpu().clone()  # [tokens, width]
+    used = embedding.abs().sum(-1).nonzero()
+    return embedding[: int(used[-1]) + 1 if len(used) else 1].clone()
+
+
+def clip_fingerprint(clip: Any) -> str:
+    """What tells text encoders apart: names, shapes and a few values of all weights."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(clip.cond_stage_model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // 8)][:8].float().cpu()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{some.tolist()}".encode())
+    if clip.patcher.patches:
+        digest.update(str(clip.patcher.patches_uuid).encode())
+    return digest.hexdigest()
+
+
 # --- progress and cancel ------------------------------------------------------------------------
 
 
@@ -275,11 +359,21 @@ def check_interrupt() -> None:
     memory.throw_exception_if_processing_interrupted()
 
 
+def progress_bar(total: int) -> comfy.utils.ProgressBar:
+    """A bar on the running node; moving it also listens to Cancel."""
+    return comfy.utils.ProgressBar(max(total, 1), node_id=running.node_id)
+
+
+def blocked() -> ExecutionBlocker:
+    """An output without a value: nodes behind it do not run, without an error."""
+    return ExecutionBlocker(None)
+
+
 def show_text(text: str) -> None:
     """Show a line of text on the running node."""
     server = prompt_server()
-    if server is not None and _node_id is not None:
-        server.send_progress_text(text, _node_id)
+    if server is not None and running.node_id is not None:
+        server.send_progress_text(text, running.node_id)
 
 
 def prompt_server() -> Any:
@@ -291,82 +385,8 @@ def prompt_server() -> Any:
     return getattr(PromptServer, "instance", None)
 
 
-class HostControl(Control):
-    """Shows a phase as ComfyUI's progress bar, with previews, and listens to Cancel.
-
-    The core is told with its own `Cancelled`, so that it can put the run in order;
-    `reraise` then hands ComfyUI the exception it expects.
-
-    Args:
-        bring: makes a network resident.
-    """
-
-    def __init__(self, bring: Callable[[torch.nn.Module], None]) -> None:
-        self._bring = bring
-        self._bar: comfy.utils.ProgressBar | None = None
-        self._done = self._total = 0
-        self._started = 0.0
-        self.name = "load"
-        self.interrupted = False
-        self.node_id = _node_id
-        self.strip: Any = None
-
-    def phase(self, name: str, total: int, iteration: int = 0) -> None:
-        """Start a bar."""
-        global _phase
-        self.name = _phase = name
-        self._bar = comfy.utils.ProgressBar(max(total, 1), node_id=_node_id)
-        self._done, self._total, self._started = 0, max(total, 1), time.monotonic()
-        self.show()
-
-    def tick(self, done: int = 1) -> None:
-        """Move the bar, with the newest preview."""
-        self._done += done
-        if self._bar is not None:
-            preview = None if self.strip is None else ("JPEG", self.strip, 1024)
-            self._guard(lambda: self._bar.update_absolute(self._done, self._total, preview))
-        self.show()
-
-    def check(self) -> None:
-        """Stop here when the user pressed Cancel."""
-        self._guard(check_interrupt)
-
-    def bring(self, network: torch.nn.Module) -> None:
-        """Make a network resident."""
-        self._bring(network)
-
-    def preview(self, video: np.ndarray, caption: str) -> None:
-        """Show a video as a strip of frames with the next tick."""
-        self.strip = filmstrip(video)
-
-    def status(self) -> str:
-        """What the text below the node says."""
-        if not self._done:
-            return self.name
-        left = (time.monotonic() - self._started) / self._done * (self._total - self._done)
-        return f"{self.name} {self._done}/{self._total}, {duration(left)} left"
-
-    def show(self) -> None:
-        """Show the status."""
-        show_text(self.status())
-
-    def _guard(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Interrupted:
-            self.interrupted = True
-        if self.interrupted:
-            raise Cancelled("cancelled in ComfyUI")
-
-    def reraise(self) -> None:
-        """Raise ComfyUI's own exception when the user cancelled."""
-        if self.interrupted:
-            raise Interrupted()
-
-
-def duration(seconds: float) -> str:
-    """A time in words, e.g. `42 s`, `3 min`, `2 h 05 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+def add_route(method: str, path: str, handler: Callable[..., Any]) -> None:
+    """Add a route to ComfyUI's server, when there is one."""
+    server = prompt_server()
+    if server is not None:
+        server.routes.route(method, path)(handler)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comfy_api.latest import io
 
-from . import host
-from .values import FrozenLorasType, PolicyType, VideoSettings, VideoSettingsType
+from ..flashgrpo_core.errors import FlashGRPOError
+from . import host, pool
+from .embeddings import TINY
+from .settings import load_policy, newest_iteration, run_folder
+from .values import (
+    FrozenLoras,
+    FrozenLorasType,
+    ModelFiles,
+    PolicyType,
+    VideoSettings,
+    VideoSettingsType,
+)
 from .video_presets import PRESETS, preset_tables
 from .widgets import CATEGORY, advanced, run_name, setting
 
@@ -71,6 +83,59 @@ class LoadPolicy(host.ComfyNode):
             outputs=[PolicyType.Output(display_name="policy")],
         )
 
+    @classmethod
+    def fingerprint_inputs(cls, run_name: str, **_: Any) -> list[Any]:
+        """The newest iteration on disk: queueing again goes on from there."""
+        try:
+            folder = run_folder(run_name)
+            created = pool.stamp(folder.config_path) if folder.exists() else ()
+            return [newest_iteration(run_name), *created]
+        except (FlashGRPOError, OSError) as exc:
+            return [str(exc)]  # execute will say it
+
+    @classmethod
+    def execute(
+        cls,
+        run_name: str,
+        diffusion_model: str,
+        low_noise_model: str,
+        vae: str,
+        dtype: str,
+        lora_rank: int,
+        lora_alpha: float,
+        lora_targets: str,
+        continue_from: str,
+        frozen_loras: FrozenLoras | None = None,
+    ) -> io.NodeOutput:
+        """Look the run up; nothing is loaded."""
+        if low_noise_model != host.NONE_CHOICE:
+            raise FlashGRPOError(
+                "training both experts of Wan 2.2 14B is not possible in this version: set "
+                "low_noise_model to none and use a model with one transformer"
+            )
+        tiny = diffusion_model == host.TINY_CHOICE
+        if tiny != (vae == host.TINY_CHOICE):
+            raise FlashGRPOError(
+                f"diffusion model {diffusion_model!r} and VAE {vae!r} do not belong together: "
+                "choose the tiny one for both, or a file for both"
+            )
+        targets = tuple(part.strip() for part in lora_targets.split(",") if part.strip())
+        if not targets:
+            raise FlashGRPOError("lora_targets is empty: write attention, or attention, ffn")
+        files = ModelFiles(
+            transformer=TINY if tiny else host.model_path("diffusion_models", diffusion_model),
+            vae="" if tiny else host.model_path("vae", vae),
+            dtype=dtype,
+            rank=lora_rank,
+            alpha=lora_alpha,
+            targets=targets,
+            continue_from=""
+            if continue_from == host.NONE_CHOICE
+            else host.model_path("loras", continue_from),
+            frozen=frozen_loras or FrozenLoras(()),
+        )
+        return io.NodeOutput(load_policy(files, run_name))
+
 
 class FrozenLora(host.ComfyNode):
     """A LoRA that belongs to the base model."""
@@ -104,6 +169,16 @@ class FrozenLora(host.ComfyNode):
             ],
             outputs=[FrozenLorasType.Output(display_name="frozen_loras")],
         )
+
+    @classmethod
+    def execute(
+        cls, lora: str, strength: float, previous: FrozenLoras | None = None
+    ) -> io.NodeOutput:
+        """Add the LoRA to the chain."""
+        before = previous.loras if previous else ()
+        if strength == 0:
+            return io.NodeOutput(FrozenLoras(before))
+        return io.NodeOutput(FrozenLoras((*before, (host.model_path("loras", lora), strength))))
 
 
 class VideoSettingsNode(host.ComfyNode):

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+from typing import Any
+
 from comfy_api.latest import io
 
-from . import host
-from .values import PolicyType, PromptsType
+from ..flashgrpo_core import embedded
+from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.files import resolve_inside
+from ..flashgrpo_core.prompts import Prompt, parse_prompts, read_prompts
+from . import host, pool
+from .embeddings import TINY, embed, embed_with_clip
+from .values import Policy, PolicyType, Prompts, PromptsType
 from .widgets import CATEGORY, advanced, setting
 
 FROM_TEXT = "the text below"
 STARTER = "starter prompts (embedded)"
 TINY_WORLD = "tiny world (embedded)"
 FROM_CLIP = "the connected CLIP"
+STARTER_FILE = embedded.TINY_FOLDER.parent / "prompts" / "starter.txt"
+
+Part = tuple[Prompt, ...]
 
 _ENCODER_TIP = (
     "Text encoder file (umt5_xxl_*.safetensors from models/text_encoders), or the tiny one that "
@@ -71,7 +83,91 @@ class PromptsNode(host.ComfyNode):
                 advanced(setting("model", "text_tokens")),
             ],
             outputs=[PromptsType.Output(display_name="prompts")],
+            hidden=[io.Hidden.unique_id],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, source: str, **_: Any) -> list[Any]:
+        """The state of the prompts file, so that an edited one is read again."""
+        if source not in host.prompt_files():
+            return [str(source)]
+        return [*pool.stamp(host.input_folder() / source)]
+
+    @classmethod
+    def execute(
+        cls,
+        source: str,
+        text: str,
+        negative: str,
+        validation_share: float,
+        test_share: float,
+        text_encoder: str,
+        text_tokens: int,
+        clip: Any = None,
+    ) -> io.NodeOutput:
+        """Read the prompts; a connected CLIP encodes them."""
+        train, validation, test = _read(source, text)
+        prompts = Prompts(
+            train,
+            validation,
+            test,
+            negative.strip(),
+            validation_share,
+            test_share,
+            _encoder(text_encoder),
+            text_tokens,
+        )
+        if text_encoder != FROM_CLIP:
+            return io.NodeOutput(prompts)
+        if clip is None:
+            raise FlashGRPOError(
+                "text_encoder is 'the connected CLIP' but none is connected: connect CLIPLoader "
+                "(type wan), or choose a text encoder file"
+            )
+        texts = {p.text for part in (train, validation or (), test or ()) for p in part}
+        fingerprint, folder = embed_with_clip(clip, texts | {prompts.negative}, pool.control())
+        return io.NodeOutput(
+            dataclasses.replace(prompts, encoder=f"clip:{fingerprint}", folder=folder)
+        )
+
+
+def _encoder(choice: str) -> str:
+    if choice == FROM_CLIP:
+        return ""
+    return TINY if choice == host.TINY_CHOICE else host.model_path("text_encoders", choice)
+
+
+def _read(source: str, text: str) -> tuple[Part, Part | None, Part | None]:
+    """Training, validation and test prompts; the latter are None when a share is held out."""
+    if source == TINY_WORLD:
+        parts = [tuple(read_prompts(embedded.TINY_PROMPTS[p])) for p in embedded.TINY_PROMPTS]
+        return parts[0], parts[1], parts[2]
+    if source == STARTER:
+        return tuple(read_prompts(STARTER_FILE)), None, None
+    if source == FROM_TEXT:
+        found = parse_prompts(text, where="the prompts text")
+        if not found:
+            raise FlashGRPOError("the prompts text is empty: write one prompt a line")
+        return tuple(found), None, None
+    return tuple(_from_input(source)), None, None
+
+
+def _from_input(name: str) -> list[Prompt]:
+    """Prompts of a file in the input folder; start images must lie in that folder, too."""
+    folder = host.input_folder()
+    path = resolve_inside(folder, name)
+    found = []
+    for prompt in read_prompts(path):
+        image = prompt.image
+        if image is not None:
+            inside = resolve_inside(folder, os.path.relpath(image, path.parent))
+            if not inside.is_file():
+                raise FlashGRPOError(
+                    f"start image {image[-80:]!r} of {name!r} does not exist in the input folder"
+                )
+            image = str(inside)
+        found.append(Prompt(prompt.text, image))
+    return found
 
 
 class EncodePrompt(host.ComfyNode):
@@ -103,4 +199,13 @@ class EncodePrompt(host.ComfyNode):
                 ),
             ],
             outputs=[io.Conditioning.Output(display_name="conditioning")],
+            hidden=[io.Hidden.unique_id],
         )
+
+    @classmethod
+    def execute(cls, text: str, text_encoder: str, policy: Policy | None = None) -> io.NodeOutput:
+        """Encode the prompt, or take it from the disk."""
+        prompts = Prompts((), None, None, "", 0.0, 0.0, _encoder(text_encoder))
+        files = None if policy is None else policy.files
+        embedding = embed(prompts, files, [text], pool.control())[text]  # [tokens, 4096]
+        return io.NodeOutput([[embedding[None].clone(), {}]])

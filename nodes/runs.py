@@ -1,20 +1,25 @@
-"""Nodes for results: save a LoRA, compare before and after, look at a run."""
+"""Nodes for results: save a LoRA, look at a run."""
 
 from __future__ import annotations
 
-from comfy_api.latest import io
+import uuid
+from pathlib import Path
+from typing import Any
 
+import torch
+from comfy_api.latest import InputImpl, io, ui
+
+from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.files import resolve_inside
+from ..flashgrpo_core.runs.events import read_events
+from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.wan.lora import LORA_FORMATS
-from . import host
-from .values import (
-    FrozenLorasType,
-    PolicyType,
-    PromptsType,
-    RewardType,
-    RunType,
-    VideoSettingsType,
-)
-from .widgets import CATEGORY, advanced, run_name, seed
+from . import host, pictures, pool
+from .lora_files import newest_lora, write_lora_model, write_policy_lora
+from .pictures import to_image
+from .settings import run_folder
+from .values import Policy, PolicyType, Run, RunType
+from .widgets import CATEGORY, advanced, run_name
 
 
 class SaveLora(host.ComfyNode):
@@ -65,58 +70,24 @@ class SaveLora(host.ComfyNode):
             ],
         )
 
-
-class Compare(host.ComfyNode):
-    """One video: the starting policy on the left, the trained one on the right."""
-
     @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Inputs and outputs."""
-        return io.Schema(
-            node_id="FlashGRPOCompare",
-            display_name="Compare",
-            category=CATEGORY,
-            is_output_node=True,
-            hidden=[io.Hidden.unique_id],
-            description="Samples held-out prompts from the same noise before and after training and "
-            "puts them side by side in one video, with their rewards.",
-            inputs=[
-                io.MultiType.Input(
-                    "trained",
-                    types=[PolicyType, RunType],
-                    tooltip="A policy, or a run (its exported LoRA is shown).",
-                ),
-                PromptsType.Input("prompts", tooltip="Test prompts are taken first."),
-                VideoSettingsType.Input("video_settings", tooltip="Size and sampling."),
-                io.Int.Input(
-                    "prompt_count",
-                    default=3,
-                    min=1,
-                    max=64,
-                    tooltip="How many prompts are shown, 1 to 64.",
-                ),
-                io.Int.Input(
-                    "seeds_per_prompt",
-                    default=1,
-                    min=1,
-                    max=16,
-                    tooltip="How many pairs of videos per prompt, 1 to 16.",
-                ),
-                seed("First seed of the noise, 0 to 2^53 - 1; the same on both sides."),
-                RewardType.Input(
-                    "reward",
-                    optional=True,
-                    tooltip="Reward shown above the videos; without it the run's own.",
-                ),
-                FrozenLorasType.Input(
-                    "speed_loras",
-                    optional=True,
-                    tooltip="LoRAs that are on in both videos, for example a speed LoRA; set steps "
-                    "and guidance in the video settings to match.",
-                ),
-            ],
-            outputs=[io.Video.Output(display_name="video")],
-        )
+    def execute(
+        cls, lora: Policy | dict[str, torch.Tensor], name: str, key_format: str, weights: str
+    ) -> io.NodeOutput:
+        """Write the file under a name that nothing else has."""
+        host.loras_name(name)
+        # Written beside first: the target must appear complete, and only when its name is free.
+        draft = host.temp_folder("loras") / f"{uuid.uuid4().hex}.safetensors"
+        if isinstance(lora, Policy):
+            write_policy_lora(draft, lora, key_format, weights)
+        else:
+            write_lora_model(draft, lora, key_format)
+        try:
+            listed = host.publish_lora(draft, name)
+        finally:
+            draft.unlink(missing_ok=True)
+            draft.with_suffix(".json").unlink(missing_ok=True)
+        return io.NodeOutput(listed, ui={"text": (listed,)})
 
 
 class LoadRun(host.ComfyNode):
@@ -140,3 +111,38 @@ class LoadRun(host.ComfyNode):
                 io.Video.Output(display_name="samples", is_output_list=True),
             ],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, run_name: str, **_: Any) -> list[Any]:
+        """The state of the run's log."""
+        try:
+            return [*pool.stamp(run_folder(run_name).events)]
+        except (FlashGRPOError, OSError) as exc:
+            return [str(exc)]
+
+    @classmethod
+    def execute(cls, run_name: str) -> io.NodeOutput:
+        """Read the run folder."""
+        folder = run_folder(run_name)
+        if not folder.exists():
+            known = ", ".join(run.name for run in list_runs(folder.output)[:8]) or "none yet"
+            raise FlashGRPOError(f"run {run_name!r} does not exist; runs here: {known}")
+        events = read_events(folder.events)
+        picture = to_image(pictures.curve(events, f"{run_name}: {folder.status()}"))
+        samples = [InputImpl.VideoFromFile(str(path)) for path in _newest_samples(folder)]
+        iteration = max((e.get("iteration") or 0 for e in events), default=0)
+        return io.NodeOutput(
+            Run(run_name, iteration),
+            newest_lora(folder) or host.blocked(),
+            picture,
+            samples or [host.blocked()],
+            ui=ui.PreviewImage(picture),
+        )
+
+
+def _newest_samples(folder: RunFolder) -> list[Path]:
+    """The videos of the newest evaluation."""
+    entries = folder.read_samples()
+    newest = max((entry["iteration"] for entry in entries), default=0)
+    files = [resolve_inside(folder.samples, e["file"]) for e in entries if e["iteration"] == newest]
+    return [file for file in files if file.is_file()]

@@ -2,11 +2,64 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io
+from typing import Any
 
-from . import host
-from .values import AdvancedType, PolicyType, PromptsType, RewardType, RunType, VideoSettingsType
-from .widgets import CATEGORY, advanced, seed, setting
+from comfy_api.latest import io, ui
+
+from ..flashgrpo_core.runs.events import read_events
+from . import host, pictures, pool
+from .pictures import to_image
+from .settings import merge, run_config, run_folder, window
+from .training import lora_tensors, train_run
+from .values import (
+    Advanced,
+    AdvancedType,
+    Policy,
+    PolicyType,
+    Prompts,
+    PromptsType,
+    Reward,
+    RewardType,
+    Run,
+    RunType,
+    Tables,
+    VideoSettings,
+    VideoSettingsType,
+)
+from .widgets import CATEGORY, advanced, chosen, seed, setting
+
+#: Widget -> table and key of the configuration, step of the arrows, whether it is folded away.
+ADVANCED: dict[str, tuple[str, str, float | None, bool]] = {
+    "group_size": ("rollout", "group_size", None, False),
+    "prompts_per_iteration": ("rollout", "prompts_per_iteration", None, False),
+    "learning_rate": ("optim", "learning_rate", 1e-6, False),
+    "warmup": ("optim", "warmup", None, False),
+    "kl": ("loss", "kl", 0.001, False),
+    "clip": ("loss", "clip", 1e-4, False),
+    "validation_prompts": ("eval", "prompts", None, False),
+    "validation_seeds": ("eval", "seeds", None, False),
+    "test_prompts": ("eval", "test_prompts", None, False),
+    "test_seeds": ("eval", "test_seeds", None, False),
+    "patience": ("eval", "patience", None, False),
+    "noise": ("rollout", "noise", None, False),
+    "draw": ("schedule", "draw", None, True),
+    "sde": ("schedule", "sde", None, True),
+    "eta": ("schedule", "eta", 0.05, True),
+    "schedule": ("schedule", "kind", None, True),
+    "advantage_std": ("loss", "advantage_std", None, True),
+    "advantage_clamp": ("loss", "advantage_clamp", 0.5, True),
+    "rectification": ("loss", "rectification", None, True),
+    "normalise": ("reward", "normalise", None, True),
+    "on_nan": ("reward", "on_nan", None, True),
+    "max_grad_norm": ("optim", "max_grad_norm", 0.001, True),
+    "weight_decay": ("optim", "weight_decay", 1e-5, True),
+    "ema_decay": ("optim", "ema_decay", None, True),
+    "updates_per_rollout": ("optim", "updates_per_rollout", None, True),
+    "weights": ("eval", "weights", None, True),
+    "save_every": ("run", "save_every", None, True),
+    "keep": ("run", "keep", None, True),
+    "gradient_checkpointing": ("model", "gradient_checkpointing", None, True),
+}
 
 
 class Train(host.ComfyNode):
@@ -55,6 +108,52 @@ class Train(host.ComfyNode):
             ],
         )
 
+    @classmethod
+    def execute(
+        cls,
+        policy: Policy,
+        prompts: Prompts,
+        video_settings: VideoSettings,
+        preset: str,
+        iterations: int,
+        seed: int,
+        evaluate_every: int,
+        reward: Reward | None = None,
+        advanced: Advanced | None = None,
+    ) -> io.NodeOutput:
+        """Train, resume, or return what is there."""
+        tables = merge(
+            video_settings.tables,
+            {"reward": {"terms": [dict(term) for term in reward.terms]}} if reward else {},
+            {"eval": {"every": evaluate_every}},
+            _resolved(advanced, video_settings),
+            {"run": {"name": policy.run, "preset": preset, "iterations": iterations, "seed": seed}},
+        )
+        config = run_config(policy.files, prompts, tables)
+        try:
+            result, lora = train_run(policy, prompts, config)
+        finally:
+            pool.clear()
+        events = read_events(run_folder(policy.run).events)
+        picture = to_image(pictures.curve(events, f"{policy.run}: {lora}"))
+        return io.NodeOutput(
+            lora_tensors(result.loras[0]),
+            host.blocked(),
+            Run(policy.run, result.iteration),
+            picture,
+            ui=ui.PreviewImage(picture),
+        )
+
+
+def _resolved(advanced: Advanced | None, video_settings: VideoSettings) -> Tables:
+    """The advanced settings, with the window in terms of the steps."""
+    if advanced is None:
+        return {}
+    tables = merge(advanced.tables)
+    first, end = tables["schedule"].pop("window")
+    steps = video_settings.tables["schedule"]["steps"]
+    return merge(tables, {"schedule": {"window": window(first, end, steps)}})
+
 
 class TrainAdvanced(host.ComfyNode):
     """Settings of Train that replace those of the preset."""
@@ -68,40 +167,27 @@ class TrainAdvanced(host.ComfyNode):
             category=CATEGORY,
             description="Replaces settings of the preset; -1 and 'preset' leave them as they are.",
             inputs=[
-                setting("rollout", "group_size", auto=-1),
-                setting("rollout", "prompts_per_iteration", auto=-1),
-                setting("optim", "learning_rate", auto=-1, step=1e-6),
-                setting("optim", "warmup", auto=-1),
-                setting("loss", "kl", auto=-1, step=0.001),
-                setting("loss", "clip", auto=-1, step=1e-4),
-                setting("eval", "prompts", name="validation_prompts", auto=-1),
-                setting("eval", "seeds", name="validation_seeds", auto=-1),
-                setting("eval", "test_prompts", auto=-1),
-                setting("eval", "test_seeds", auto=-1),
-                setting("eval", "patience", auto=-1),
-                setting("rollout", "noise", auto=-1),
+                *(_widget(name) for name in ADVANCED if not ADVANCED[name][3]),
                 advanced(_window("window_first", "First sampling step that may be stochastic")),
                 advanced(_window("window_end", "Step behind the last that may be stochastic")),
-                advanced(setting("schedule", "draw", auto=-1)),
-                advanced(setting("schedule", "sde", auto=-1)),
-                advanced(setting("schedule", "eta", auto=-1, step=0.05)),
-                advanced(setting("schedule", "kind", name="schedule", auto=-1)),
-                advanced(setting("loss", "advantage_std", auto=-1)),
-                advanced(setting("loss", "advantage_clamp", auto=-1, step=0.5)),
-                advanced(setting("loss", "rectification", auto=-1)),
-                advanced(setting("reward", "normalise", auto=-1)),
-                advanced(setting("reward", "on_nan", auto=-1)),
-                advanced(setting("optim", "max_grad_norm", auto=-1, step=0.001)),
-                advanced(setting("optim", "weight_decay", auto=-1, step=1e-5)),
-                advanced(setting("optim", "ema_decay", auto=-1)),
-                advanced(setting("optim", "updates_per_rollout", auto=-1)),
-                advanced(setting("eval", "weights", auto=-1)),
-                advanced(setting("run", "save_every", auto=-1)),
-                advanced(setting("run", "keep", auto=-1)),
-                advanced(setting("model", "gradient_checkpointing", auto=-1)),
+                *(advanced(_widget(name)) for name in ADVANCED if ADVANCED[name][3]),
             ],
             outputs=[AdvancedType.Output(display_name="advanced")],
         )
+
+    @classmethod
+    def execute(cls, window_first: int, window_end: int, **values: Any) -> io.NodeOutput:
+        """Keep what was set."""
+        tables: Tables = {"schedule": {"window": [window_first, window_end]}}
+        for name, value in values.items():
+            table, key, _, _ = ADVANCED[name]
+            tables.setdefault(table, {}).update(chosen(table, key, value))
+        return io.NodeOutput(Advanced(tables))
+
+
+def _widget(name: str) -> Any:
+    table, key, step, _ = ADVANCED[name]
+    return setting(table, key, name=name, auto=-1, step=step)
 
 
 def _window(name: str, tip: str) -> object:

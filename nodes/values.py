@@ -156,6 +156,7 @@ class Groups:
     run: str
     iteration: int
     digest: str
+    files: ModelFiles
     groups: tuple[PromptGroup, ...]
     prompts: Prompts
     tables: Tables

@@ -1,0 +1,147 @@
+"""The networks in memory: one transformer with its LoRA, and one VAE, both under ComfyUI's eyes.
+
+Adapter weights never stay here between nodes: each use loads those of the policy at hand, so two
+branches of a run cannot disturb each other.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..flashgrpo_core.build import Networks, continue_policy, load_networks
+from ..flashgrpo_core.config import Config
+from ..flashgrpo_core.config_io import build_config
+from . import host
+from .progress import HostControl
+from .values import ModelFiles, Policy
+
+
+@dataclass
+class _Held:
+    key: object
+    networks: Networks
+    patchers: dict[int, Any]
+
+
+_held: _Held | None = None
+#: Networks that stay only for a moment (text encoders), with their patchers.
+_guests: list[tuple[nn.Module, Any]] = []
+#: Bytes of working memory that the next network needs besides its weights.
+_working_memory = 0
+_alone = False
+
+
+def networks(
+    files: ModelFiles, *, checkpointing: bool = False, alone: bool = False, tokens: int = 0
+) -> Networks:
+    """The networks of some model files, loaded unless they are the ones in memory.
+
+    Args:
+        files: the model files and the shape of the LoRA.
+        checkpointing: recompute activations in the backward pass.
+        alone: keep only the network of the current phase on the device.
+        tokens: latent tokens that go through the transformer together.
+
+    Raises:
+        FlashGRPOError: a file is missing, broken or of another model family.
+    """
+    global _held, _working_memory, _alone
+    key = (files, _stamps(files))
+    if _held is None or _held.key != key:
+        clear()
+        config = build_config({"model": files.table()})
+        loaded = load_networks(config, host.compute_device(), host.offload_device())
+        patchers = {id(n): host.managed(n) for n in (loaded.policy.transformer, loaded.vae)}
+        _held = _Held(key, loaded, patchers)
+    # One block works on about 24 tensors [tokens, dim] of 16 bit.
+    _working_memory, _alone = 48 * tokens * _held.networks.spec.dim, alone
+    transformer: Any = _held.networks.policy.transformer
+    if checkpointing:
+        transformer.enable_gradient_checkpointing()
+    else:
+        transformer.disable_gradient_checkpointing()
+    return _held.networks
+
+
+def policy_networks(policy: Policy, seed: int, **options: Any) -> Networks:
+    """The networks of a policy, with its LoRA weights and reference policy in place.
+
+    Args:
+        policy: the policy.
+        seed: seed of the run; decides the LoRA's start.
+        **options: see `networks`.
+    """
+    found = networks(policy.files, **options)
+    found.policy.initialise(seed)
+    if policy.files.continue_from:
+        continue_policy(found.policy, policy.files.continue_from)
+    if policy.adapter is not None:
+        found.policy.load(policy.adapter)
+    return found
+
+
+def options(config: Config) -> dict[str, Any]:
+    """How the networks of a run are kept, as `networks` takes it."""
+    r = config.rollout
+    return {
+        "checkpointing": config.model.gradient_checkpointing,
+        "alone": config.model.offload,
+        "tokens": (r.width // 16) * (r.height // 16) * ((r.frames - 1) // 4 + 1) * r.micro_batch,
+    }
+
+
+def bring(network: nn.Module) -> None:
+    """Make a network resident on the compute device."""
+    held = _held.patchers if _held is not None else {}
+    patcher = held.get(id(network))
+    if patcher is None:
+        release_guests()
+        patcher = host.managed(network)
+        _guests.append((network, patcher))
+    if _alone:
+        for other in held.values():
+            if other is not patcher:
+                host.dismiss(other)
+    host.make_resident(patcher, _working_memory)
+
+
+def control() -> HostControl:
+    """A control that shows phases on the running node."""
+    return HostControl(bring)
+
+
+def release_guests() -> None:
+    """Let go of text encoders."""
+    while _guests:
+        host.dismiss(_guests.pop()[1])
+
+
+def clear() -> None:
+    """Let go of every network."""
+    global _held
+    release_guests()
+    held, _held = _held, None
+    if held is not None:
+        for patcher in held.patchers.values():
+            host.dismiss(patcher)
+        del held
+        host.give_back()
+
+
+def _stamps(files: ModelFiles) -> tuple[Any, ...]:
+    paths = [files.transformer, files.vae, files.continue_from, *(f for f, _ in files.frozen.loras)]
+    return tuple(stamp(path) for path in paths if os.path.exists(path))
+
+
+def stamp(path: str | Path) -> tuple[str, int, int]:
+    """What changes when a file is replaced: path, modification time, size."""
+    status = os.stat(path)
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+host.on_failure.append(clear)

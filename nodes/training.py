@@ -1,0 +1,72 @@
+"""A whole run inside ComfyUI, and its LoRA as a link value."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from ..flashgrpo_core.build import build_prompts, needed_texts
+from ..flashgrpo_core.config import Config
+from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.files import open_tensors
+from ..flashgrpo_core.keeping import RunResult, finished_result, prepare_folder
+from ..flashgrpo_core.runs.checkpoint import list_checkpoints
+from ..flashgrpo_core.trainer import train
+from . import host, pool
+from .embeddings import embed
+from .progress import TrainControl, training
+from .settings import adopt_moved_files, run_folder
+from .values import Policy, Prompts
+
+log = logging.getLogger(__name__)
+
+
+def train_run(policy: Policy, prompts: Prompts, config: Config) -> tuple[RunResult, str]:
+    """Train the run of a policy to its end, or return the result that is on disk.
+
+    Args:
+        policy: what is trained.
+        prompts: prompts, for their encoder.
+        config: the configuration of the run.
+
+    Returns:
+        The result, and the name of its LoRA as LoraLoader lists it.
+
+    Raises:
+        FlashGRPOError: the run exists with other settings, or cannot be trained.
+    """
+    folder = run_folder(policy.run)
+    if folder.exists():
+        if list_checkpoints(folder.checkpoints):
+            folder.write_config(adopt_moved_files(folder.config(), config))
+        else:
+            # Nothing has been trained yet: the settings may still change.
+            folder.write_config(config)
+    prepare_folder(folder, config, "auto")
+    control = TrainControl(pool.bring, config, folder.lora)
+    result = finished_result(folder, config)
+    if result is None:
+        if policy.run in training:
+            raise FlashGRPOError(f"run {policy.run!r} is being trained already: wait for its end")
+        training[policy.run] = control
+        try:
+            host.unload_others()
+            texts = needed_texts(config, build_prompts(config))
+            context = embed(prompts, policy.files, texts, control)
+            networks = pool.policy_networks(policy, config.run.seed, **pool.options(config))
+            result = train(config, control, networks=networks, embeddings=context)
+        finally:
+            training.pop(policy.run, None)
+    if result.status != "finished":
+        raise host.Interrupted()
+    name = control.publish(result.loras[0])
+    log.info("run %s is finished, its LoRA is listed as %s", policy.run, name)
+    return result, name
+
+
+def lora_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """A LoRA file as LORA_MODEL."""
+    file = open_tensors(path)
+    return {key: file.get(key) for key in file.keys()}
