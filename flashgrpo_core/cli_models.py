@@ -243,7 +243,7 @@ class SavedPolicy:
 def export(args: Namespace) -> Answer:
     """Write a LoRA file from a checkpoint, and read it back."""
     run = RunFolder.at(args.run_folder)
-    config = with_embedded_files(resolve_files(run.config(), run.path, args.models))
+    config = resolve_files(run.config(), run.path, args.models)
     config = replace(config, run=replace(config.run, name=run.name))
     saved = saved_weights(run, args.checkpoint, args.weights)
     fmt = args.format or config.run.lora_format
@@ -254,7 +254,7 @@ def export(args: Namespace) -> Answer:
     )
     if out.suffix != ".safetensors":
         raise FlashGRPOError(f"--out {args.out!r} must end in .safetensors")
-    spec = detect_transformer(open_tensors(config.model.transformer))
+    spec = detect_transformer(open_tensors(with_embedded_files(config).model.transformer))
     started = [e for e in read_events(run.events) if e.get("event") == "run_started"]
     device = torch.device(str(started[-1].get("device", "cpu")) if started else "cpu")
     policy = SavedPolicy(
