@@ -143,8 +143,7 @@ def score_rollouts(
             parts.setdefault(label, np.zeros(shape))[row, columns] = value
         valid[row, columns] = ok
     if world.size > 1:
-        # Parts are reported only, and a rank without rollouts does not know their names: the main
-        # rank's names are not guaranteed elsewhere, so only the terms travel.
+        # Parts are for display; a rank without rollouts does not know their names, so they stay.
         parts = {}
     merged = world.sum_array(np.stack([*[terms[label] for label in labels], valid]))
     terms = dict(zip(labels, merged[:-1], strict=True))
