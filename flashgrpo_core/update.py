@@ -126,6 +126,11 @@ def policy_gradient(
             continue
         step = sampler.transition(unit.group)
         latents = rollout.latents.to(policy.device)
+        reference = None
+        if loss.kl > 0:
+            # Before the graph is built: a continued LoRA's reference swaps the weights in place.
+            with torch.no_grad(), policy.reference():
+                reference = sampler.velocity(unit.group, latents)
         velocity = sampler.velocity(unit.group, latents)
         forwards += len(latents) * forwards_per_velocity(settings.guidance)
         mean = transition_mean(step, latents, velocity)
@@ -138,10 +143,7 @@ def policy_gradient(
             new, rollout.old_log_prob.to(new), values, float(weights[row]), loss.clip
         )
         unit_loss = per_sample[chosen].sum() / count
-        if loss.kl > 0:
-            control.check()
-            with torch.no_grad(), policy.reference():
-                reference = sampler.velocity(unit.group, latents)
+        if reference is not None:
             kl = kl_divergence(step, velocity, reference).expand(len(mask))[chosen].sum()
             unit_loss = unit_loss + loss.kl * kl / count
             sums[1] += kl.item()
@@ -215,6 +217,7 @@ def update_units(
 
 def _whole_group(sampler: RolloutSampler, group: PromptGroup, mine: Sequence[Rollout]) -> Rollout:
     """All samples of a group with shared prefix; parts of other ranks are redrawn from seeds."""
+    mine = sorted(mine, key=lambda r: r.samples.start)
     if sum(len(r.samples) for r in mine) == group.size:
         return Rollout(
             group,

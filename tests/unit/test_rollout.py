@@ -37,7 +37,7 @@ from tests.unit._tiny import (  # noqa: F401
 
 @pytest.fixture(scope="module")
 def policy() -> WanPolicy:
-    return tiny_policy(moved=0.3)
+    return tiny_policy(moved=0.1)
 
 
 def count_forwards(policy: WanPolicy, action) -> int:  # noqa: ANN001
@@ -217,7 +217,7 @@ def test_a_transition_is_redrawn_bit_for_bit_on_another_process(
     """Two processes with their own network sample their part and redraw the other's."""
     groups = tiny_groups(3, size=5, noise=noise)
     shares = sample_shares(groups, micro_batch)
-    samplers = [tiny_sampler(tiny_policy(moved=0.3), micro_batch=micro_batch) for _ in range(2)]
+    samplers = [tiny_sampler(tiny_policy(moved=0.1), micro_batch=micro_batch) for _ in range(2)]
     dealt = [World(rank, 2).deal(shares) for rank in range(2)]
     assert dealt[0] + dealt[1] == shares
     for rank in range(2):
@@ -263,10 +263,10 @@ def test_the_prefix_of_another_iteration_is_not_reused(policy: WanPolicy) -> Non
 
 
 def test_a_changed_policy_needs_forget_and_forget_is_enough() -> None:
-    policy = tiny_policy(moved=0.3)
+    policy = tiny_policy(moved=0.1)
     sampler, group = tiny_sampler(policy), tiny_groups(2, window=(1, 3))[0]
     before = sampler.sample(group, range(2))
-    perturb(policy, 0.3, seed=9)
+    perturb(policy, 0.1, seed=9)
     sampler.forget()
     after = sampler.sample(group, range(2))
     assert not torch.equal(before.latents, after.latents)
