@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import FlashGRPOError
 from ..files import TensorFile, open_tensors
 from .detect import WanSpec, detect_transformer, find_prefix, is_lora, kind_of
-from .lora_read import lora_key, read_lora
+from .lora_read import in_diffusers_layout, lora_key, read_lora
 from .transformer import diffusers_settings
 from .vae import detect_vae
 from .weights import SHORT, Weights, component_folder
@@ -120,8 +120,7 @@ def _plain(file: TensorFile) -> dict[str, Any]:
 
 def _lora(file: TensorFile) -> dict[str, Any]:
     keys = file.keys()
-    marks = (".attn1.", ".attn2.", ".ffn.net.", "condition_embedder.", "proj_out")
-    layout = any(mark in key for key in keys for mark in marks)
+    layout = in_diffusers_layout(keys)
     unmatched = [key for key in keys if lora_key(key, layout) is None]
     fmt = next(
         (name for prefix, name in _LORA_FORMATS if any(k.startswith(prefix) for k in keys)), "other"

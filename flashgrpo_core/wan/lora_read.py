@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,11 @@ class LoraPair:
         return total
 
 
+def in_diffusers_layout(keys: Iterable[str]) -> bool:
+    """Whether a LoRA file spells modules as diffusers does (decides what `norm2` means)."""
+    return any(mark in key for key in keys for mark in _DIFFUSERS_MARKS)
+
+
 def lora_key(key: str, diffusers_layout: bool) -> tuple[str, str] | None:
     """`(diffusers module, role)` of a LoRA key; None when it is no Wan LoRA key.
 
@@ -159,7 +164,7 @@ def _collect(
 ) -> dict[str, LoraPair]:
     parts: dict[str, dict[str, torch.Tensor]] = {}
     unmatched = []
-    diffusers_layout = any(mark in key for key in keys for mark in _DIFFUSERS_MARKS)
+    diffusers_layout = in_diffusers_layout(keys)
     for key in sorted(keys):
         found = lora_key(key, diffusers_layout)
         if found is None:

@@ -16,6 +16,7 @@ from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.files import open_tensors, save_tensors
 from flashgrpo_core.wan import names
 from flashgrpo_core.wan.detect import detect_transformer
+from flashgrpo_core.wan.lora import describe
 from flashgrpo_core.wan.transformer import load_transformer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -424,6 +425,33 @@ def test_broken_containers(tmp_path, model) -> None:
     torch.save(original(model), tmp_path / "wan.pt")
     with pytest.raises(FlashGRPOError, match="pickled"):
         load_transformer(tmp_path / "wan.pt", torch.float32)
+
+
+# -------------------------------------------------------------------------------- description
+
+
+def test_describe(tmp_path, model) -> None:
+    path = tmp_path / "wan.safetensors"
+    save_tensors(path, quantise(original(model), "old")[0], {"b": "2", "a": "1"})
+    facts = describe(path)
+    assert (facts["kind"], facts["title"]) == ("transformer", "Wan diffusion model (wan2.1-t2v)")
+    assert (facts["dtype"], facts["quantisation"]) == ("fp8_e4m3fn", "fp8_scaled")
+    assert facts["parameters"] == sum(p.numel() for p in model.parameters())
+    assert facts["architecture"]["num_layers"] == 2
+    assert facts["architecture"]["patch_size"] == [1, 2, 2]
+    assert list(facts["metadata"].items()) == [("a", "1"), ("b", "2")]
+    json.dumps(facts)
+    small = tiny(num_attention_heads=2, attention_head_dim=24)
+    small.save_pretrained(tmp_path / "pipe" / "transformer")
+    (tmp_path / "pipe" / "model_index.json").write_text("{}")
+    assert describe(tmp_path / "pipe")["architecture"]["num_heads"] == 2
+    save_tensors(path, {"double_blocks.0.img_attn.qkv.weight": torch.ones(3, 2).half()})
+    facts = describe(path)
+    assert (facts["kind"], facts["dtype"], facts["parameters"]) == ("other", "fp16", 6)
+    assert "Flux" in facts["title"]
+    path.write_bytes(b"GGUF" + b"\0" * 100)
+    with pytest.raises(FlashGRPOError, match="inference only"):
+        describe(path)
 
 
 # -------------------------------------------------------------------------- memory and imports

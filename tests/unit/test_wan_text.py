@@ -120,14 +120,14 @@ def test_prompts_are_cleaned(path) -> None:
 def test_16_bit_and_scaled_8_bit(tmp_path, reference, tokenizer) -> None:
     state = comfy(reference, tokenizer)
     wanted = None
-    for dtype, bound in ((torch.float32, 0.0), (torch.bfloat16, 0.05), (torch.float16, 0.01)):
+    for dtype, bound in ((torch.float32, 0.0), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
         save_tensors(tmp_path / "x.safetensors", state)
         encoder = load_text_encoder(tmp_path / "x.safetensors", dtype)
         got = encoder.encode(PROMPTS, TOKENS)
         wanted = got if wanted is None else wanted
         assert (got - wanted).norm() <= bound * wanted.norm()
         dtypes = {name.endswith("wo.weight"): p.dtype for name, p in encoder.model.named_parameters()}
-        assert dtypes == {False: dtype, True: torch.float32 if bound == 0.01 else dtype}
+        assert dtypes == {False: dtype, True: torch.float32 if bound == 0.02 else dtype}
     scaled, exact = {}, {}
     for key, value in state.items():
         if value.ndim == 2 and "encoder.block" in key and "bias" not in key:
