@@ -49,10 +49,9 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         raise FlashGRPOError(
             f"prompts file {str(path)!r} is not UTF-8 (byte {exc.start}): save it as UTF-8"
         ) from None
-    except OSError as exc:
-        raise FlashGRPOError(
-            f"prompts file {str(path)!r} cannot be read: {exc.strerror or exc}"
-        ) from None
+    except (OSError, ValueError) as exc:  # ValueError: the path itself holds a NUL
+        reason = getattr(exc, "strerror", None) or exc
+        raise FlashGRPOError(f"prompts file {str(path)!r} cannot be read: {reason}") from None
     prompts = parse_prompts(
         text, jsonl=path.suffix.lower() == ".jsonl", folder=path.parent, where=str(path)
     )
@@ -74,16 +73,13 @@ def parse_prompts(
         line = raw.strip()
         if not line or line.startswith("#"):
             continue
-        if "\0" in line:
-            raise FlashGRPOError(
-                f"{where} line {number} holds a NUL character: it is not a text file"
-            )
+        _check_text(line, f"{where} line {number}")
         if not jsonl:
             prompts.append(Prompt(line))
             continue
         try:
             record = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise FlashGRPOError(f"{where} line {number} is not JSON: {exc}") from None
         if (
             not isinstance(record, dict)
@@ -92,19 +88,29 @@ def parse_prompts(
         ):
             raise FlashGRPOError(f'{where} line {number} needs a text field "prompt"')
         image = record.get("image")
-        if image is not None and not isinstance(image, str):
+        if image is not None and (not isinstance(image, str) or not image.strip()):
             raise FlashGRPOError(f'{where} line {number}: "image" must be a path, not {image!r}')
+        # JSON escapes can spell what no text file holds.
+        _check_text(record["prompt"] + (image or ""), f"{where} line {number}")
         if image is not None and folder is not None:
             image = str(folder / image)
         prompts.append(Prompt(record["prompt"].strip(), image))
     return prompts
 
 
-def split_prompts(prompts: list[Prompt], validation_share: float, test_share: float) -> PromptSplit:
-    """Split prompts by the hash of their text, so that a prompt's part never depends on the rest.
+def _check_text(text: str, where: str) -> None:
+    if "\0" in text:
+        raise FlashGRPOError(f"{where} holds a NUL character: it is not a text file")
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise FlashGRPOError(f"{where} holds half a character (a lone surrogate): retype it")
 
-    Shares are rounded, but a share above 0 holds out at least one prompt while enough remain to
-    train on. Duplicates count once.
+
+def split_prompts(prompts: list[Prompt], validation_share: float, test_share: float) -> PromptSplit:
+    """Split prompts by the order of the hashes of their texts.
+
+    So the split depends neither on the order of the lines nor on chance. Shares are rounded, but a
+    share above 0 holds out at least one prompt while enough remain to train on. Duplicates count
+    once.
     """
     unique = list({prompt_key(p.text, p.image): p for p in prompts}.values())
     order = sorted(unique, key=lambda p: prompt_key(p.text, p.image))

@@ -18,8 +18,8 @@ from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings, sam
 from flashgrpo_core.schedule import Schedule, make_schedule
 from flashgrpo_core.seeds import generator
 
-#: `(C, T, H, W)` of one video's latents: 32 transformer tokens.
-SHAPE = (16, 2, 8, 8)
+#: `(C, T, H, W)` of one video's latents: 8 transformer tokens.
+SHAPE = (16, 2, 4, 4)
 TEXT_TOKENS = 5
 TEXT_DIM = 32
 PROMPTS = ("a red ball rolls left", "a blue box jumps", "snow falls on a quiet lake")
@@ -97,10 +97,10 @@ def tiny_sampler(
     shared_prefix: bool = True,
     micro_batch: int = 4,
 ) -> RolloutSampler:
-    """A sampler over six steps of ComfyUI's `simple` schedule, shift 3, unless told otherwise."""
+    """A sampler over four steps of ComfyUI's `simple` schedule, shift 3, unless told otherwise."""
     settings = RolloutSettings(SHAPE, guidance, kind, eta, shared_prefix, micro_batch)
     negative = None if guidance == 1.0 else embedding("negative")
-    schedule = schedule or make_schedule("simple", 6, 3.0)
+    schedule = schedule or make_schedule("simple", 4, 3.0)
     return RolloutSampler(policy, schedule, settings, embedding, negative)
 
 

@@ -279,7 +279,7 @@ def test_a_changed_policy_needs_forget_and_forget_is_enough() -> None:
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 @pytest.mark.parametrize("shared_prefix", [True, False])
 @pytest.mark.parametrize("noise", ["shared", "independent"])
-@pytest.mark.parametrize("micro_batch", [1, 3, 8])
+@pytest.mark.parametrize("micro_batch", [1, 3])
 def test_the_announced_forwards_are_the_real_ones(
     policy: WanPolicy, guidance: float, shared_prefix: bool, noise: str, micro_batch: int
 ) -> None:
@@ -343,7 +343,7 @@ def test_the_host_is_asked_before_every_step_and_told_every_video(policy: WanPol
     assert control.checks == sampler.schedule.steps and control.ticks == 2
 
 
-@pytest.mark.parametrize("limit", [0, 1, 3, 5])
+@pytest.mark.parametrize("limit", [0, 1, 3])
 def test_cancel_takes_effect_within_one_step(policy: WanPolicy, limit: int) -> None:
     sampler, group = tiny_sampler(policy), tiny_groups(2, noise="independent")[0]
     sampler.control = Counting(limit)
