@@ -60,7 +60,8 @@ def measure(folder: Path) -> int:
                 "vae": str(embedded.TINY_VAE),
                 "text_encoder": str(embedded.TINY_TEXT_ENCODER),
                 "text_tokens": 32,
-                "dtype": "bf16",
+                # fp32 compute: CPUs without bf16 instructions take minutes per forward in bf16.
+                "dtype": "fp32",
                 "gradient_checkpointing": True,
             },
             "prompts": {"file": str(embedded.TINY_PROMPTS["train"])},
