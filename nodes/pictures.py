@@ -59,7 +59,7 @@ def curve(
     picture, draw, font, small = _canvas(size)
     draw.text((16, 12), title, font=font, fill=INK)
     if not values:
-        draw.text((16, 60), "no iteration yet", font=small, fill=FAINT)
+        draw.text((16, 60), "no iteration yet", font=small, fill=BASELINE)
         return picture
     low, high = min(values), max(values)
     room = (high - low or abs(high) or 1.0) * 0.08
@@ -111,7 +111,7 @@ def groups(picked: Sequence[PromptGroup], sigmas: Sequence[float], title: str) -
     for index, group in enumerate(picked):
         y = top + row * index + row / 2
         draw.text((16, y), _fit(draw, group.prompt, small, 430), font=small, fill=INK, anchor="lm")
-        draw.text((545, y), f"{group.size} videos", font=small, fill=FAINT, anchor="rm")
+        draw.text((545, y), f"{group.size} videos", font=small, fill=BASELINE, anchor="rm")
         draw.line([(left, y), (right, y)], fill=FAINT, width=1)
         for sigma in sigmas:
             x = place(sigma)
@@ -120,8 +120,8 @@ def groups(picked: Sequence[PromptGroup], sigmas: Sequence[float], title: str) -
         draw.ellipse([x - 7, y - 7, x + 7, y + 7], fill=VALIDATION)
         draw.text((x, y - 13), f"{sigmas[group.sde_step]:.2f}", font=small, fill=INK, anchor="mm")
     bottom = top + row * len(picked) + 14
-    draw.text((left, bottom), "noise (sigma 1)", font=small, fill=FAINT)
-    draw.text((right, bottom), "video (sigma 0)", font=small, fill=FAINT, anchor="ra")
+    draw.text((left, bottom), "noise (sigma 1)", font=small, fill=BASELINE)
+    draw.text((right, bottom), "video (sigma 0)", font=small, fill=BASELINE, anchor="ra")
     return picture
 
 
@@ -203,9 +203,10 @@ def _axes(
         y = place(0, value)[1]
         draw.line([(left, y), (right, y)], fill=FAINT)
         draw.text((left - 8, y), text, font=font, fill=INK, anchor="rm")
-    for value, text in _ticks(*x_range, 8):
+    for value, _ in _ticks(*x_range, 8):
         if value == int(value):
-            draw.text((place(value, 0)[0], bottom + 8), text, font=font, fill=INK, anchor="ma")
+            x = place(value, 0)[0]
+            draw.text((x, bottom + 8), str(int(value)), font=font, fill=INK, anchor="ma")
     return place
 
 
