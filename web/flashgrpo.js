@@ -37,6 +37,7 @@ const TEXT = {
   hours: "h",
   minutes: "min",
   seconds: "s",
+  phase_load: "loading the model",
   phase_encode: "encoding prompts",
   phase_rollout: "sampling videos",
   phase_decode: "decoding videos",
