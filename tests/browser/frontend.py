@@ -32,6 +32,8 @@ SCREEN = {"width": 1920, "height": 1080}
 # Generous: on a busy two-core machine the page alone can need half a minute.
 TIMEOUT_MS = 120_000
 
+CLOSE_BUTTONS = ".p-dialog-close-button, [aria-label='Close dialog'], [aria-label='Close']"
+
 DROP_FILE = """([name, text]) => {
   const data = new DataTransfer();
   data.items.add(new File([text], name, { type: "application/json" }));
@@ -123,6 +125,26 @@ class Frontend:
             " === JSON.stringify(ids)",
             arg=ids,
         )
+
+    def dialog_text(self) -> str:
+        """Wait for a dialog, such as the one about missing nodes or models; return its text."""
+        dialog = self.page.locator("[role=dialog]").last
+        dialog.wait_for(state="visible")
+        return dialog.inner_text()
+
+    def close_dialogs(self) -> None:
+        """Close every open dialog: they cover the canvas and the Run button."""
+        dialogs = self.page.locator("[role=dialog]")
+        for _ in range(20):
+            if dialogs.count() == 0:
+                return
+            button = dialogs.last.locator(CLOSE_BUTTONS)
+            if button.count():
+                button.first.click()
+            else:
+                self.page.keyboard.press("Escape")
+            self.page.wait_for_timeout(500)
+        raise AssertionError("a dialog stays open: " + dialogs.first.inner_text()[:300])
 
     def node_types(self) -> list[str]:
         """Return the types of all nodes that the frontend knows."""
