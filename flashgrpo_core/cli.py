@@ -67,6 +67,11 @@ def _failure(exc: BaseException) -> tuple[int, str]:
     if isinstance(exc, (Cancelled, KeyboardInterrupt)):
         return 130, "stopped; what was saved before can be resumed"
     name = type(exc).__name__
+    if name == "OutOfMemoryError":
+        return 1, (
+            "the GPU is out of memory: lower rollout.micro_batch, rollout.frames or the size, or "
+            "set model.offload = true; what was saved can be resumed"
+        )
     return 1, f"unexpected {name}: {text[:300] or 'no message'} (run again with --debug)"
 
 
@@ -76,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
 
     module, function = COMMANDS[args.command]
     answer = getattr(importlib.import_module(f".{module}", __package__), function)(args)
-    if args.json:
+    if args.json and answer.data:
         print(json.dumps(jsonable(answer.data), ensure_ascii=False, indent=1))
     elif answer.text:
         print(answer.text)

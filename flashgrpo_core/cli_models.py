@@ -86,6 +86,12 @@ def _prompts(args: Namespace) -> list[Prompt]:
     prompts = [Prompt(text) for text in args.prompt]
     if args.prompts:
         prompts += read_prompts(args.prompts)
+    images = [p.image for p in prompts if p.image]
+    if images:
+        raise FlashGRPOError(
+            f"prompt with start image {images[0]!r}: sampling makes videos from text only, leave "
+            "the images out"
+        )
     if not prompts:
         raise FlashGRPOError('no prompt is given: use --prompt "..." or --prompts FILE')
     return prompts

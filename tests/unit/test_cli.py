@@ -101,6 +101,7 @@ def test_errors_are_one_line_with_exit_code_2(
         (ValueError("odd\nthing"), 1, "unexpected ValueError: odd thing"),
         (KeyboardInterrupt(), 130, "can be resumed"),
         (Cancelled("x"), 130, "can be resumed"),
+        (torch.OutOfMemoryError("CUDA"), 1, "rollout.micro_batch"),
     ],
 )
 def test_every_failure_becomes_one_line(
