@@ -98,7 +98,8 @@ def log_ticks(low: float, high: float) -> list[float]:
         if len(ticks) >= 3:
             break
     stride = max(1, math.ceil(len(ticks) / 7))
-    return ticks[::stride]
+    # A narrow range, such as 0.006 to 0.009, may hold none of these.
+    return ticks[::stride] or nice_ticks(low, high, 3)
 
 
 def drawable(value: Value, log: bool = False) -> bool:

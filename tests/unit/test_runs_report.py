@@ -488,3 +488,12 @@ def test_share_bar_and_legend() -> None:
     assert "No data" in share_bar([])
     assert legend([Series("a", [], [])]) == ""
     assert legend([Series("a", [], []), Series("b", [], [], 2)]).count("<span><i") == 2
+
+
+def test_a_narrow_logarithmic_range_has_ticks() -> None:
+    """A gradient norm that hardly changes ended a whole run while its report was drawn."""
+    from flashgrpo_core.runs.charts import Series, line_chart, log_ticks
+
+    ticks = log_ticks(0.0061, 0.0089)
+    assert ticks and all(0.0061 <= tick <= 0.0089 for tick in ticks)
+    assert line_chart([Series("", [1, 2], [0.0062, 0.0088], 1)], log=True).startswith("<svg")
