@@ -49,7 +49,8 @@ def take_step(policy: Policy, scored: Scored, tables: Tables) -> tuple[Policy, d
         name = free_name(run_folder(name).output, name)
         log.info("run %s has moved on: this step becomes the run %s", policy.run, name)
     folder = run_folder(name)
-    own = {"run": {"name": name, "iterations": iteration}}
+    # Every step is a point that someone may want to go back to: the newest are all kept.
+    own = {"run": {"name": name, "iterations": iteration, "save_every": 1}}
     config = run_config(policy.files, groups.prompts, merge(tables, own))
     control = pool.control()
     split = build_prompts(config)

@@ -92,10 +92,11 @@ class Policy:
     files: ModelFiles
     run: str
     iteration: int = 0
-    adapter: Tensors | None = None
-    ema: Tensors | None = None
-    optimizer: Tensors | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
+    # Not shown: ComfyUI puts the text of all inputs into every error message.
+    adapter: Tensors | None = field(default=None, repr=False)
+    ema: Tensors | None = field(default=None, repr=False)
+    optimizer: Tensors | None = field(default=None, repr=False)
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)
     digest: str = ""
 
 
@@ -124,9 +125,9 @@ class Prompts:
         folder: where embeddings made by a CLIP object lie, or None.
     """
 
-    train: tuple[Prompt, ...]
-    validation: tuple[Prompt, ...] | None
-    test: tuple[Prompt, ...] | None
+    train: tuple[Prompt, ...] = field(repr=False)
+    validation: tuple[Prompt, ...] | None = field(repr=False)
+    test: tuple[Prompt, ...] | None = field(repr=False)
     negative: str
     validation_share: float
     test_share: float
@@ -157,9 +158,9 @@ class Groups:
     iteration: int
     digest: str
     files: ModelFiles
-    groups: tuple[PromptGroup, ...]
-    prompts: Prompts
-    tables: Tables
+    groups: tuple[PromptGroup, ...] = field(repr=False)
+    prompts: Prompts = field(repr=False)
+    tables: Tables = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +168,8 @@ class Rollouts:
     """Sampled groups: latents of the one transition, finished latents, mp4 files."""
 
     source: Groups
-    rollouts: tuple[Rollout, ...]
-    files: tuple[Path, ...]
+    rollouts: tuple[Rollout, ...] = field(repr=False)
+    files: tuple[Path, ...] = field(repr=False)
     forwards: int
 
 
@@ -177,10 +178,10 @@ class Scored:
     """Scored rollouts with their advantages."""
 
     source: Rollouts
-    scores: Scores
-    advantages: Advantages
-    terms: tuple[Mapping[str, Any], ...]
-    tables: Tables
+    scores: Scores = field(repr=False)
+    advantages: Advantages = field(repr=False)
+    terms: tuple[Mapping[str, Any], ...] = field(repr=False)
+    tables: Tables = field(repr=False)
 
 
 @dataclass(frozen=True)

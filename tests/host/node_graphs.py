@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+from harness import ComfyServer
 
 Graph = dict[str, dict[str, Any]]
 
@@ -154,6 +158,7 @@ def advanced(**changes: Any) -> dict[str, Any]:
         "validation_seeds": 1,
         "test_prompts": 1,
         "test_seeds": 1,
+        "save_every": 1,
     }
     return node("FlashGRPOTrainAdvanced", **{**inputs, **changes})
 
@@ -184,3 +189,26 @@ def train_graph(run: str, *, policy_inputs: dict[str, Any] | None = None, **inpu
         "advanced": advanced(),
         "train": train(**inputs),
     }
+
+
+def checkpoint_state(output: Path, run: str, iteration: int) -> dict[str, Any]:
+    """What a run's checkpoint says: counters, and `weights`, the SHA-256 of the LoRA."""
+    folder = output / "flashgrpo" / "runs" / run / "checkpoints" / f"{iteration:06d}"
+    return json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))["state"]
+
+
+def live(server: ComfyServer) -> dict[str, Any]:
+    """What is alive in the server's process, from the probe node."""
+    _turn[0] += 1
+    result = server.queue({"live": node("TestLive", turn=_turn[0])})
+    return json.loads(result.outputs["live"]["text"][0])
+
+
+def trouble(server: ComfyServer, work: str, *, seconds: float = 0.0, left: int = -1) -> None:
+    """Slow work of a kind down, or let it run out of memory after `left` calls."""
+    _turn[0] += 1
+    inputs = {"work": work, "seconds": seconds, "left": left, "turn": _turn[0]}
+    server.queue({"trouble": node("TestTrouble", **inputs)})
+
+
+_turn = [0]
