@@ -47,8 +47,11 @@ DIRECTIONS: dict[str, tuple[float, float]] = {
     "down": (0.0, 1.0),
 }
 
-RADIUS_RANGE = (9.0, 13.0)  # pixels
-SPEED_RANGE = (1.8, 2.6)  # pixels per frame
+RADIUS_RANGE = (11.0, 14.0)  # pixels
+SPEED_RANGE = (1.8, 2.3)  # pixels per frame
+WIDE_RADIUS_RANGE = (9.0, 13.0)
+WIDE_SPEED_RANGE = (1.8, 2.6)
+MIDDLE_RANGE = 6.0  # the middle of the path lies this near to the middle of the frame, pixels
 
 
 class PromptFields(NamedTuple):
@@ -113,7 +116,12 @@ def split_prompts() -> dict[str, list[str]]:
 
 
 def render_clip(
-    colour: str, shape: str, direction: str, rng: np.random.Generator
+    colour: str,
+    shape: str,
+    direction: str,
+    rng: np.random.Generator,
+    *,
+    anywhere: bool = False,
 ) -> np.ndarray:
     """Render one clip; position, size, speed, brightness and background are drawn from ``rng``.
 
@@ -122,19 +130,24 @@ def render_clip(
         shape: one of ``SHAPES``.
         direction: a key of ``DIRECTIONS``.
         rng: source of the random draws.
+        anywhere: draw from wider ranges of place, size and speed than the world has. The VAE is
+            taught with these, so that it does not depend on where things usually are.
 
     Returns:
         uint8 array [9, 64, 64, 3]. The shape stays inside the frame in all frames.
     """
-    radius = rng.uniform(*RADIUS_RANGE)
-    speed = rng.uniform(*SPEED_RANGE)
+    radius = rng.uniform(*(WIDE_RADIUS_RANGE if anywhere else RADIUS_RANGE))
+    speed = rng.uniform(*(WIDE_SPEED_RANGE if anywhere else SPEED_RANGE))
     step = np.array(DIRECTIONS[direction]) * speed  # (x, y) pixels per frame
     travel = step * (FRAMES - 1)
-    margin = radius + 1.0
-    size = np.array([WIDTH, HEIGHT], dtype=np.float64)
-    low = margin - np.minimum(travel, 0.0)
-    high = size - 1.0 - margin - np.maximum(travel, 0.0)
-    start = rng.uniform(low, high)
+    corner = np.array([WIDTH - 1, HEIGHT - 1], dtype=np.float64)
+    if anywhere:
+        margin = radius + 1.0
+        low = margin - np.minimum(travel, 0.0)
+        high = corner - margin - np.maximum(travel, 0.0)
+        start = rng.uniform(low, high)
+    else:
+        start = (corner - travel) / 2.0 + rng.uniform(-1.0, 1.0, 2) * MIDDLE_RANGE
     background = rng.uniform(0.05, 0.13) + rng.uniform(-0.02, 0.02, size=3)
     paint = np.array(COLOURS[colour]) / 255.0 * rng.uniform(0.88, 1.0)
 

@@ -33,7 +33,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--encoder-steps", type=int, default=1200)
     parser.add_argument("--decoder-steps", type=int, default=800)
-    parser.add_argument("--wan-steps", type=int, default=4000)
+    parser.add_argument("--wan-steps", type=int, default=3000)
+    parser.add_argument("--wan-second-steps", type=int, default=400)
     parser.add_argument("--clips", type=int, default=14400, help="training clips of the Wan")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--picture", type=Path, help="write a contact sheet of base samples here")
@@ -44,7 +45,8 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
 
     if not (work / "codec.safetensors").exists():
-        PatchCodec.fit(render_clips(720, seed + 1)[0]).save(work / "codec.safetensors")
+        clips, _ = render_clips(720, seed + 1, anywhere=True)
+        PatchCodec.fit(clips).save(work / "codec.safetensors")
 
     # Two cores, two processes: the parts of the VAE do not need each other.
     spawn = multiprocessing.get_context("spawn")
@@ -72,21 +74,43 @@ def main() -> None:
         codec = PatchCodec.load(work / "codec.safetensors")
         data = wan.make_latents(codec, options.clips, seed + 1000)
         save_file(data, work / "latents.safetensors")
-    if not (work / "wan.safetensors").exists():
-        context = text.embed(out_text, tiny_world.all_prompts())
-        wan.train(work, context, options.wan_steps, seed + 21, options.threads)
+    context = text.embed(out_text, tiny_world.all_prompts())
+    first, second = "wan_first.safetensors", "wan.safetensors"
+    if not (work / first).exists():
+        wan.train(
+            work,
+            context,
+            options.wan_steps,
+            seed + 21,
+            options.threads,
+            lr=wan.LR_FIRST,
+            wrong=wan.WRONG_FIRST,
+            result=first,
+        )
+    if not (work / second).exists():
+        wan.train(
+            work,
+            context,
+            options.wan_second_steps,
+            seed + 22,
+            options.threads,
+            lr=wan.LR_SECOND,
+            wrong=wan.WRONG_SECOND,
+            start=first,
+            result=second,
+        )
     finish(work, out)
     check.report(out, options.picture)
 
 
-def finish(work: Path, out: Path, suffix: str = "") -> None:
+def finish(work: Path, out: Path) -> None:
     """Write the trained weights as fp16 in the original key layout."""
-    state = keys.vae_to_original(vae.assemble(work, suffix).state_dict())
-    halves = {k: v.half() for k, v in state.items()}
-    save_tensors(out / check.FILES[1], halves, {"format": "pt"})
-    state = keys.transformer_to_original(load_file(work / f"wan{suffix}.safetensors"))
-    halves = {k: v.half() for k, v in state.items()}
-    save_tensors(out / check.FILES[0], halves, {"format": "pt"})
+    states = {
+        check.FILES[0]: keys.transformer_to_original(load_file(work / "wan.safetensors")),
+        check.FILES[1]: keys.vae_to_original(vae.assemble(work).state_dict()),
+    }
+    for name, state in states.items():
+        save_tensors(out / name, {k: v.half() for k, v in state.items()}, {"format": "pt"})
 
 
 if __name__ == "__main__":

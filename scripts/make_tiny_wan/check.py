@@ -138,4 +138,4 @@ def _contact_sheet(
             image = Image.fromarray(videos[i, t]).resize((frame - 2, frame - 2), Image.BICUBIC)
             sheet.paste(image, (left + column * frame, top + 18))
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, optimize=True)
+    sheet.quantize(192).save(path, optimize=True)

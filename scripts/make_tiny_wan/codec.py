@@ -24,8 +24,13 @@ CHANNELS = 16
 PATCH = 8
 
 
-def render_clips(count: int, seed: int) -> tuple[torch.Tensor, list[str]]:
+def render_clips(count: int, seed: int, anywhere: bool = False) -> tuple[torch.Tensor, list[str]]:
     """Render ``count`` clips that go through all 72 captions in turn.
+
+    Args:
+        count: number of clips.
+        seed: of place, size, speed and shades.
+        anywhere: from the wider ranges that the VAE is taught with.
 
     Returns:
         uint8 clips [N, 9, 64, 64, 3] and their (true) captions.
@@ -33,7 +38,12 @@ def render_clips(count: int, seed: int) -> tuple[torch.Tensor, list[str]]:
     rng = np.random.default_rng(seed)
     prompts = tiny_world.all_prompts()
     captions = [prompts[i % len(prompts)] for i in range(count)]
-    clips = np.stack([tiny_world.render_clip(*tiny_world.parse_prompt(c), rng) for c in captions])
+    clips = np.stack(
+        [
+            tiny_world.render_clip(*tiny_world.parse_prompt(c), rng, anywhere=anywhere)
+            for c in captions
+        ]
+    )
     return torch.from_numpy(clips), captions
 
 
@@ -52,9 +62,7 @@ def _blocks(pixels: torch.Tensor, frames: int) -> torch.Tensor:
 def _hadamard() -> torch.Tensor:
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < CHANNELS:
-        matrix = torch.cat(
-            [torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0
-        )
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)], 0)
     return matrix / CHANNELS**0.5
 
 

@@ -40,9 +40,7 @@ def encode_raw(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
     for k in range(1 + (pixels.shape[2] - 1) // 4):
         chunk = pixels[:, :, :1] if k == 0 else pixels[:, :, 4 * k - 3 : 4 * k + 1]
         vae._enc_conv_idx = [0]
-        parts.append(
-            vae.encoder(chunk, feat_cache=vae._enc_feat_map, feat_idx=vae._enc_conv_idx)
-        )
+        parts.append(vae.encoder(chunk, feat_cache=vae._enc_feat_map, feat_idx=vae._enc_conv_idx))
     vae.clear_cache()
     return torch.cat(parts, 2)
 
@@ -54,9 +52,7 @@ def decode_raw(vae: AutoencoderKLWan, latents: torch.Tensor) -> torch.Tensor:
     for k in range(latents.shape[2]):
         vae._conv_idx = [0]
         parts.append(
-            vae.decoder(
-                latents[:, :, k : k + 1], feat_cache=vae._feat_map, feat_idx=vae._conv_idx
-            )
+            vae.decoder(latents[:, :, k : k + 1], feat_cache=vae._feat_map, feat_idx=vae._conv_idx)
         )
     vae.clear_cache()
     return torch.cat(parts, 2)
@@ -101,7 +97,7 @@ def train_part(part: str, folder: str, steps: int, crops: int, seed: int) -> Non
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     codec = PatchCodec.load(Path(folder) / "codec.safetensors")
-    clips, _ = render_clips(2160, seed)
+    clips, _ = render_clips(2160, seed, anywhere=True)
     batches = Batches(clips, seed)
     vae = new_vae(seed)
     network = getattr(vae, part)
@@ -129,15 +125,15 @@ def train_part(part: str, folder: str, steps: int, crops: int, seed: int) -> Non
             save_file(network.state_dict(), Path(folder) / name)
 
 
-def assemble(folder: Path, suffix: str = "") -> AutoencoderKLWan:
+def assemble(folder: Path) -> AutoencoderKLWan:
     """Put encoder and decoder together and fold Wan's latent statistics into the 1x1x1 convs.
 
-    The latents of an encoded clip then have Wan 2.1's per-channel mean and standard deviation,
-    and ``(z - mean) / std`` is what the codec produces: mean 0, variance 1.
+    The latents of an encoded clip of the world then have Wan 2.1's per-channel mean and standard
+    deviation, and ``(z - mean) / std`` has mean 0 and variance 1, as the Wan was taught.
     """
     vae = new_vae(0)
-    vae.encoder.load_state_dict(load_file(folder / f"encoder{suffix}.safetensors"))
-    vae.decoder.load_state_dict(load_file(folder / f"decoder{suffix}.safetensors"))
+    vae.encoder.load_state_dict(load_file(folder / "encoder.safetensors"))
+    vae.decoder.load_state_dict(load_file(folder / "decoder.safetensors"))
     vae.eval().requires_grad_(False)
     clips, _ = render_clips(144, 5)
     with torch.no_grad():
@@ -150,8 +146,9 @@ def assemble(folder: Path, suffix: str = "") -> AutoencoderKLWan:
     quant.bias.fill_(LOG_VARIANCE)
     quant.weight[range(16), range(16), 0, 0, 0] = std / raw_std
     quant.bias[:16] = mean - raw_mean * std / raw_std
-    # The decoder was taught on the codec's latents, which the encoder approximates.
+    # The decoder was taught on the codec's latents; see `make_latents` for its mean and std.
+    codec = load_file(folder / "latents.safetensors")
     post.weight.zero_()
-    post.weight[range(16), range(16), 0, 0, 0] = 1.0 / std
-    post.bias.copy_(-mean / std)
+    post.weight[range(16), range(16), 0, 0, 0] = codec["std"] / std
+    post.bias.copy_(codec["mean"] - mean * codec["std"] / std)
     return vae
