@@ -232,7 +232,7 @@ class ComfyServer:
         messages = [(kind, data) for kind, data in status["messages"]]
         return PromptResult(prompt_id, status["status_str"], record["outputs"], messages)
 
-    def wait(self, prompt_id: str, timeout: float = 120.0) -> PromptResult:
+    def wait(self, prompt_id: str, timeout: float = 300.0) -> PromptResult:
         """Wait for a prompt's end, however it ends."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -246,7 +246,7 @@ class ComfyServer:
             f"prompt not finished after {timeout:.0f} s; log:\n{self.log()[-4000:]}"
         )
 
-    def queue(self, prompt: dict[str, Any], timeout: float = 120.0) -> PromptResult:
+    def queue(self, prompt: dict[str, Any], timeout: float = 300.0) -> PromptResult:
         """Queue a prompt and wait; return its record when it succeeded.
 
         Raises:
