@@ -90,7 +90,8 @@ def _asked(prompt: str) -> PromptFields:
 def _measure(video: np.ndarray, asked: PromptFields) -> tuple[float, float]:
     """Gated colour and direction score of one video, uint8 [T, H, W, 3]."""
     frames = video.astype(np.float64) / 255.0
-    background = np.median(frames, axis=(0, 1, 2))  # a shape never covers half of the picture
+    # A shape never covers half of the picture, so the median is background.
+    background = np.median(video.reshape(-1, 3), axis=0) / 255.0
     contrast = np.abs(frames - background).max(-1)
     weight = _smoothstep(contrast, *CONTRAST)  # [T, H, W], 1 inside the shape
     mass = weight.sum((1, 2))  # [T], pixels
@@ -132,9 +133,11 @@ def _gate(weight: np.ndarray, mass: np.ndarray) -> np.ndarray:
 
 def _colour_score(frames: np.ndarray, weight: np.ndarray, hue: float) -> float:
     """Share of the shape, pixel by pixel, that has the asked hue and is saturated."""
+    seen = weight > 0.0  # most of the picture is background
+    weight, frames = weight[seen], frames[seen]  # [N], [N, 3]
     high, low = frames.max(-1), frames.min(-1)
     chroma = np.maximum(high - low, 1e-9)
-    red, green, blue = np.moveaxis(frames, -1, 0)
+    red, green, blue = frames.T
     degrees = 60.0 * np.where(
         high == red,
         (green - blue) / chroma,

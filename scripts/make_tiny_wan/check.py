@@ -120,8 +120,8 @@ def report(folder: Path, picture: Path | None = None, per_prompt: int = 4) -> di
 def _contact_sheet(
     videos: np.ndarray, prompts: list[str], scores: dict[str, np.ndarray], path: Path
 ) -> None:
-    """Sixteen base samples, frames 0, 2, 4, 6, 8 side by side, with caption and reward."""
-    frame, columns, shown = 80, 2, 16
+    """Fourteen base samples, frames 0, 2, 4, 6, 8 side by side, with caption and reward."""
+    frame, columns, shown = 80, 2, 14
     chosen = [(i * 19) % len(prompts) for i in range(shown)]  # 19: all words take turns
     width, height = 5 * frame + 12, frame + 22
     sheet = Image.new("RGB", (columns * width, shown // columns * height), (250, 250, 250))
@@ -138,4 +138,4 @@ def _contact_sheet(
             image = Image.fromarray(videos[i, t]).resize((frame - 2, frame - 2), Image.BICUBIC)
             sheet.paste(image, (left + column * frame, top + 18))
     path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.quantize(192).save(path, optimize=True)
+    sheet.save(path, optimize=True)
