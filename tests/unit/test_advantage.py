@@ -176,9 +176,10 @@ def test_a_tiny_but_real_spread_is_not_zero_variance() -> None:
 
 def test_one_term_that_varies_is_enough() -> None:
     flat = np.full(REWARDS.shape, 2.0)
-    got = compute_advantages({"a": flat, "b": REWARDS}, {"a": 1.0, "b": 1.0}, clamp=100.0)
-    assert got.used.all()
-    np.testing.assert_allclose(got.values, by_hand(REWARDS, "update") / 2, rtol=1e-12)
+    for terms in ({"a": flat, "b": REWARDS}, {"a": REWARDS, "b": flat}):
+        got = compute_advantages(terms, {"a": 1.0, "b": 1.0}, clamp=100.0)
+        assert got.used.all()
+        np.testing.assert_allclose(got.values, by_hand(REWARDS, "update") / 2, rtol=1e-12)
     # A term without weight does not count.
     got = compute_advantages({"a": flat, "b": REWARDS}, {"a": 1.0, "b": 0.0})
     assert got.zero_variance.all() and got.no_signal
