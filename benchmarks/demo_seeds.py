@@ -1,9 +1,9 @@
 """The demo over several seeds: does the held-out reward rise every time?
 
-    python benchmarks/demo_seeds.py [--seeds 5] [--out DIR]
+    python benchmarks/demo_seeds.py [--seeds 5] [--jobs 1] [--out DIR]
 
-Each seed is a whole `flashgrpo demo` in a process of its own (about four minutes each on two CPU
-cores). Prints a table and writes `benchmarks/results/demo_seeds.json`; exits with 1 unless every
+Each seed is a whole `flashgrpo demo` in a process of its own, `--jobs` of them at a time, which share
+the machine's cores. Prints a table and writes `benchmarks/results/demo_seeds.json`; exits with 1 unless every
 seed's test interval lies above zero.
 """
 
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +26,16 @@ RESULTS = ROOT / "benchmarks" / "results" / "demo_seeds.json"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="demos at a time")
     parser.add_argument("--out", help="folder that keeps the runs")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        rows = [
-            run(seed, Path(args.out or temporary) / f"seed{seed}") for seed in range(args.seeds)
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(args.jobs) as pool:
+        folder = Path(args.out or temporary)
+        jobs = [
+            pool.submit(run, seed, folder / f"seed{seed}", threads) for seed in range(args.seeds)
         ]
+        rows = [job.result() for job in jobs]
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     print("seed  base    trained  gain    95 % interval      gap closed  training s  peak GB")
@@ -44,7 +50,7 @@ def main() -> int:
     return 0 if risen == len(rows) else 1
 
 
-def run(seed: int, out: Path) -> dict[str, float]:
+def run(seed: int, out: Path, threads: int) -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
@@ -56,7 +62,9 @@ def run(seed: int, out: Path) -> dict[str, float]:
         str(out),
     ]
     started = time.monotonic()
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, **quiet)
     wall = time.monotonic() - started
     events = [
         json.loads(line)
@@ -66,6 +74,7 @@ def run(seed: int, out: Path) -> dict[str, float]:
     iterations = [e for e in events if e["event"] == "iteration"]
     return {
         "seed": seed,
+        "threads": threads,
         "baseline": test["baseline_mean"],
         "reward": test["reward_mean"],
         "gain": test["difference"],

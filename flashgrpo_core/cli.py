@@ -123,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_demo(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--out", default="output", metavar="DIR", help="output folder (./output)")
     sub.add_argument("--seed", type=_natural, default=0, help="seed of every random draw (0)")
-    sub.add_argument("--iterations", type=_natural, default=40, metavar="N", help="length (40)")
+    sub.add_argument("--iterations", type=_natural, default=45, metavar="N", help="length (45)")
 
 
 def _add_models(sub: argparse.ArgumentParser, what: str) -> None:
