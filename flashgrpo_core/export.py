@@ -43,6 +43,7 @@ def export_run_lora(
     config = trainer.config
     path = path or trainer.folder.lora / f"{config.run.name}_{iteration:06d}.safetensors"
     write_lora(path, trainer.policy, weights, config, iteration, trainer.networks.spec)
+    trainer.control.bring(trainer.policy.transformer)
     verify_lora(
         path,
         trainer.policy,

@@ -279,6 +279,10 @@ class PolicyOptimizer:
         for group in self.adam.param_groups:
             group["lr"] = self.learning_rate(self.step_count)
         for name, parameter in self.parameters.items():
+            # A host may have moved the network since the moments were made or restored.
+            for key, value in self.adam.state.get(parameter, {}).items():
+                if torch.is_tensor(value) and value.dim() > 0 and value.device != parameter.device:
+                    self.adam.state[parameter][key] = value.to(parameter.device)
             parameter.grad = (gradient[name] * scale).to(parameter.device, parameter.dtype)
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
