@@ -280,19 +280,13 @@ def offload_device() -> torch.device:
 
 
 def managed(network: torch.nn.Module) -> ModelPatcher:
-    """Put a network under ComfyUI's memory management.
+    """Put a network under ComfyUI's memory management."""
+    return ModelPatcher(Resident(network), compute_device(), offload_device())
 
-    Raises:
-        FlashGRPOError: its weights alone do not fit on the device.
-    """
-    patcher = ModelPatcher(Resident(network), compute_device(), offload_device())
-    size, total = patcher.model_size(), memory.get_total_memory(compute_device())
-    if compute_device().type != "cpu" and size > total:
-        raise FlashGRPOError(
-            f"the weights need {size / 2**30:.1f} GB, the card has {total / 2**30:.1f} GB: choose "
-            "a smaller model or a card with more memory"
-        )
-    return patcher
+
+def sizes(patcher: ModelPatcher) -> tuple[int, int]:
+    """Bytes of a network's weights, and of the whole compute device."""
+    return patcher.model_size(), memory.get_total_memory(compute_device())
 
 
 def make_resident(patcher: ModelPatcher, working_memory: int = 0) -> None:
@@ -322,6 +316,8 @@ def unload_others() -> None:
     """Send every model of other nodes away: training needs all the memory there is."""
     memory.unload_all_models()
     give_back()
+    if compute_device().type == "cuda":
+        torch.cuda.reset_peak_memory_stats(compute_device())
 
 
 def give_back() -> None:

@@ -6,6 +6,7 @@ branches of a run cannot disturb each other.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from torch import nn
 from ..flashgrpo_core.build import Networks, continue_policy, load_networks
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.config_io import build_config
+from ..flashgrpo_core.errors import FlashGRPOError
 from . import host
 from .progress import HostControl
 from .values import ModelFiles, Policy
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,6 +61,13 @@ def networks(
         config = build_config({"model": files.table()})
         loaded = load_networks(config, host.compute_device(), host.offload_device())
         patchers = {id(n): host.managed(n) for n in (loaded.policy.transformer, loaded.vae)}
+        for patcher in patchers.values():
+            size, total = host.sizes(patcher)
+            if host.compute_device().type != "cpu" and size > total:
+                raise FlashGRPOError(
+                    f"the weights need {size / 2**30:.1f} GB, the card has {total / 2**30:.1f} GB: "
+                    "choose a smaller model or a card with more memory"
+                )
         _held = _Held(key, loaded, patchers)
     # One block works on about 24 tensors [tokens, dim] of 16 bit.
     _working_memory, _alone = 48 * tokens * _held.networks.spec.dim, alone
@@ -102,6 +113,10 @@ def bring(network: nn.Module) -> None:
     if patcher is None:
         release_guests()
         patcher = host.managed(network)
+        size, total = host.sizes(patcher)
+        if host.compute_device().type != "cpu" and size > 0.9 * total:
+            log.info("the text encoder is larger than the card and runs on the CPU: this is slow")
+            return
         _guests.append((network, patcher))
     if _alone:
         for other in held.values():

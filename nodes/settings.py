@@ -45,6 +45,12 @@ def run_config(files: ModelFiles, prompts: Prompts, *layers: Tables) -> Config:
             "the tiny text encoder belongs to the tiny Wan: choose umt5_xxl_*.safetensors in the "
             "Prompts node, or connect a CLIP"
         )
+    images = [p for part in (prompts.train, prompts.validation, prompts.test) for p in part or ()]
+    if any(p.image for p in images):
+        raise FlashGRPOError(
+            "prompts with start images cannot be trained on in this version: leave `image` out of "
+            "the prompts file"
+        )
     encoder = "" if prompts.encoder == TINY else prompts.encoder
     model = {**files.table(), "text_encoder": encoder, "text_tokens": prompts.tokens}
     return build_config(
