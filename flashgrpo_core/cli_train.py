@@ -31,7 +31,7 @@ def demo(args: Namespace) -> Answer:
     if folder.exists() and identity_differences(folder.config(), config):
         # Another seed is another run; the demo must never ask for a name.
         config.run.name = free_name(config.run.output, config.run.name)
-    return _train(config, "auto", f"flashgrpo demo --out {args.out} --seed {args.seed}")
+    return _train(config, "auto")
 
 
 def train(args: Namespace) -> Answer:
@@ -40,10 +40,10 @@ def train(args: Namespace) -> Answer:
     config.run.output = str(Path(config.run.output).absolute())
     if args.dry_run:
         return dry_run(config)
-    return _train(config, args.resume, f"flashgrpo train {args.config}")
+    return _train(config, args.resume)
 
 
-def _train(config: Config, resume: str, command: str) -> Answer:
+def _train(config: Config, resume: str) -> Answer:
     from .distributed import World
     from .trainer import train as run_training
 
@@ -71,9 +71,11 @@ def _train(config: Config, resume: str, command: str) -> Answer:
         "test": result.test,
     }
     if result.status == "stopped":
+        # The run folder holds the complete configuration, overrides included.
+        place = f'"{result.folder}"' if " " in str(result.folder) else str(result.folder)
         text = (
             f"stopped after iteration {result.iteration}; everything up to there is saved in\n"
-            f"  {result.folder}\ncontinue with: {command}"
+            f"  {result.folder}\ncontinue with: flashgrpo train {place}"
         )
         return Answer(text, data, STOPPED)
     rows: list[tuple[str, Any]] = [("LoRA", path) for path in result.loras]

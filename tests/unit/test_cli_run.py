@@ -145,10 +145,11 @@ def test_stopping_exits_130_and_resuming_ends_with_the_same_bytes(
     monkeypatch.setattr(TerminalControl, "check", check)
     assert main(other.argv) == 130
     out = capsys.readouterr().out
-    assert "stopped after iteration 1" in out and "continue with: flashgrpo train" in out
+    assert f"continue with: flashgrpo train {other.run.path}\n" in out
+    assert "stopped after iteration 1" in out
     assert other.run.status() == "unfinished" and other.run.report.is_file()
     checks["stop"] = False
-    assert main([*other.argv, "--resume", "latest"]) == 0
+    assert main(["train", str(other.run.path), "--resume", "latest"]) == 0
     assert "resumed after iteration 1" in capsys.readouterr().err
     assert sha(other.lora) == sha(trained.lora)
     assert other.run.status() == "finished"
@@ -319,8 +320,8 @@ def test_the_demo_is_the_embedded_settings(
 
     seen: list[Any] = []
 
-    def record(config: Any, resume: str, command: str) -> Answer:
-        seen.append((config, resume, command))
+    def record(config: Any, resume: str) -> Answer:
+        seen.append((config, resume))
         RunFolder(config.run.output, config.run.name).create(config)
         return Answer("done")
 
@@ -332,8 +333,7 @@ def test_the_demo_is_the_embedded_settings(
         if seed == "5" and run.exists():
             run.config_path.unlink()  # the same demo again goes on in the same folder
         assert main(argv) == 0
-    configs = [config for config, _, _ in seen]
+    configs = [config for config, _ in seen]
     assert [c.run.name for c in configs] == ["demo", "demo", "demo-2"]
     assert configs[0].run.iterations == 7 and configs[0].model.transformer == "tiny"
     assert configs[0].run.output == str(out) and seen[0][1] == "auto"
-    assert "--seed 5" in seen[0][2]
