@@ -125,7 +125,8 @@ def prepare(command: str, torch: str) -> None:
         create_environment()
     STAMP.unlink(missing_ok=True)
     target = f"{REPO}[test]" if command == "test" else str(REPO)
-    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check"]
+    # Compiling every module takes a large part of the time; most are never imported.
+    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     run("install", [*pip, *torch.split(), "--editable", target])
     # The test environment holds everything that the demo needs; a demo keeps the test tools that
     # an earlier `test` with the same fingerprint installed.

@@ -299,4 +299,4 @@ def test_without_comfyui_the_entry_point_explains_itself(
 
 def test_the_entry_point_is_thin() -> None:
     lines = (REPO / "__init__.py").read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 30
+    assert len(lines) <= 45
