@@ -167,15 +167,15 @@ def test_an_older_comfyui_gets_a_clear_message(
             sys.modules["comfy_api.latest"] = None
         else:
             comfyui_version.__version__ = "0.3.60"
-        file = os.path.join(folder, "__init__.py")
-        spec = importlib.util.spec_from_file_location("pack_x", file, submodule_search_locations=[folder])
+        file = os.path.join(pack_path, "__init__.py")
+        spec = importlib.util.spec_from_file_location("pack_x", file, submodule_search_locations=[pack_path])
         module = importlib.util.module_from_spec(spec)
         sys.modules["pack_x"] = module
         spec.loader.exec_module(module)
         report(nodes=module.NODE_CLASS_MAPPINGS, entry=hasattr(module, "comfy_entrypoint"))
         """,
         tmp_path,
-        folder=str(pack_folder),
+        pack_path=str(pack_folder),
         trouble=trouble,
     )
     assert answer["nodes"] == {} and not answer["entry"]
