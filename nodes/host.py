@@ -48,6 +48,8 @@ class _Running:
 
     node_id: str | None = None
     phase: str = "load"
+    #: Whether it has loaded or moved a network, so that memory must be collected after a failure.
+    heavy: bool = False
 
 
 running = _Running()
@@ -68,7 +70,7 @@ def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOut
     @functools.wraps(function)
     def execute(cls: type[ComfyNode], **inputs: Any) -> io.NodeOutput:
         running.node_id = getattr(getattr(cls, "hidden", None), "unique_id", None)
-        running.phase = "load"
+        running.phase, running.heavy = "load", False
         failure: BaseException
         try:
             with torch.inference_mode(False), torch.enable_grad():
@@ -90,7 +92,8 @@ def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOut
         _forget_frames(failure)
         for action in on_failure:
             action()
-        give_back()
+        if running.heavy:
+            give_back()
         raise failure
 
     return execute

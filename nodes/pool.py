@@ -55,6 +55,7 @@ def networks(
         FlashGRPOError: a file is missing, broken or of another model family.
     """
     global _held, _working_memory, _alone
+    host.running.heavy = True
     key = (files, _stamps(files))
     if _held is None or _held.key != key:
         clear()
@@ -108,6 +109,7 @@ def options(config: Config) -> dict[str, Any]:
 
 def bring(network: nn.Module) -> None:
     """Make a network resident on the compute device."""
+    host.running.heavy = True
     held = _held.patchers if _held is not None else {}
     patcher = held.get(id(network))
     if patcher is None:
