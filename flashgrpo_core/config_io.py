@@ -59,7 +59,9 @@ def apply_override(tables: dict[str, Any], text: str) -> None:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
-    tables.setdefault(table, {})[name] = value
+    if not isinstance(tables.setdefault(table, {}), dict):
+        raise FlashGRPOError(f"setting {table!r} stands outside any table: put it under [table]")
+    tables[table][name] = value
 
 
 def build_config(tables: dict[str, Any]) -> Config:
@@ -284,6 +286,8 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
     if isinstance(value, dict):
         return (
-            "{" + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items()) + "}"
+            "{"
+            + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items())
+            + "}"
         )
     return str(value)
