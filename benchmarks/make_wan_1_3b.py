@@ -57,14 +57,18 @@ def write_transformer(path: Path, settings: dict[str, int]) -> str:
         original = names.to_original(name)
         assert original is not None, name
         layout[original] = (torch.bfloat16, tuple(tensor.shape))
-    return write_tensors(path, layout, lambda name: random_tensor(name, layout[name][1], torch.bfloat16))
+    return write_tensors(
+        path, layout, lambda name: random_tensor(name, layout[name][1], torch.bfloat16)
+    )
 
 
 def write_vae(path: Path, base_dim: int) -> str:
     with torch.device("meta"):
         model = AutoencoderKLWan(base_dim=base_dim)
     layout = {n: (torch.float32, tuple(t.shape)) for n, t in model.state_dict().items()}
-    return write_tensors(path, layout, lambda name: random_tensor(name, layout[name][1], torch.float32))
+    return write_tensors(
+        path, layout, lambda name: random_tensor(name, layout[name][1], torch.float32)
+    )
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def compute_advantages(
     arrays = {name: np.asarray(value, dtype=np.float64) for name, value in terms.items()}
     shape = next(iter(arrays.values())).shape
     valid = np.ones(shape, bool) if valid is None else np.asarray(valid, bool)
-    total = sum(weights[name] * np.where(valid, value, 0.0) for name, value in arrays.items())
+    total = weighted_sum({n: np.where(valid, v, 0.0) for n, v in arrays.items()}, weights)
 
     too_few = valid.sum(1) < 2
     flat = np.ones(shape[0], bool)
@@ -101,6 +101,11 @@ def compute_advantages(
         values = centred / divisor
     values = np.where(used, np.clip(values, -clamp, clamp), 0.0)
     return Advantages(values, used, zero_variance, too_few, float(divisor_total.mean()))
+
+
+def weighted_sum(terms: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Sum over terms of weight times value; all terms have one shape."""
+    return np.sum([weights[name] * value for name, value in terms.items()], axis=0)
 
 
 def _varies(value: np.ndarray, valid: np.ndarray) -> np.ndarray:

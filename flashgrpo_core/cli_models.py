@@ -32,7 +32,7 @@ from .evaluation import evaluate, paired_interval
 from .export import write_lora
 from .files import open_tensors, write_text_atomic
 from .lookup import find_file, resolve_files
-from .policy import WanPolicy
+from .policy import WanPolicy, adapter_pairs
 from .progress import Session, TerminalControl, result_words
 from .prompts import Prompt, read_prompts
 from .rollout import sample_ode
@@ -236,15 +236,6 @@ class SavedPolicy:
     def __init__(self, rank: int, alpha: float, dtype: torch.dtype) -> None:
         self.rank, self.alpha, self.dtype = rank, float(alpha), dtype
 
-    def lora_pairs(
-        self, weights: dict[str, torch.Tensor]
-    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Module name -> (A, B), as `WanPolicy.lora_pairs`."""
-        modules = sorted(
-            name.removesuffix(".lora_A") for name in weights if name.endswith(".lora_A")
-        )
-        return {m: (weights[f"{m}.lora_A"], weights[f"{m}.lora_B"]) for m in modules}
-
 
 def export(args: Namespace) -> Answer:
     """Write a LoRA file from a checkpoint, and read it back."""
@@ -277,14 +268,14 @@ def export(args: Namespace) -> Answer:
         spec,
         fmt,
     )
-    _verify(out, policy.lora_pairs(saved.tensors), policy.alpha / policy.rank)
+    _verify(out, adapter_pairs(saved.tensors), policy.alpha / policy.rank)
     data = {
         "file": str(out),
         "sha256": digest,
         "format": fmt,
         "iteration": saved.iteration,
         "weights": saved.weights,
-        "modules": len(policy.lora_pairs(saved.tensors)),
+        "modules": len(adapter_pairs(saved.tensors)),
     }
     rows = [("LoRA", out), *((k, data[k]) for k in ("format", "iteration", "weights", "modules"))]
     return Answer(facts(rows), data)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .advantage import weighted_sum
 from .control import Control
 from .distributed import World
 from .groups import prompt_key
@@ -126,7 +127,7 @@ def evaluate(
             terms[label][p] = got[label]
         valid[p] = ok
         if keep is not None:
-            total = sum(reward.weights[label] * got[label] for label in labels)
+            total = weighted_sum(got, reward.weights)
             for s, video in shown.items():
                 keep(p, s, video, float(total[s]))
     merged = world.sum_array(np.stack([*[terms[label] for label in labels], valid]))

@@ -15,7 +15,7 @@ from .config import Config
 from .config_io import config_hash, flow_shift, sde_window
 from .errors import FlashGRPOError
 from .files import save_tensors, sha256_file, write_text_atomic
-from .policy import WanPolicy, policy_weights
+from .policy import AdapterFacts, WanPolicy, adapter_pairs, policy_weights
 from .runs.events import utc_now
 from .seeds import normal
 from .wan.describe import lora_metadata
@@ -57,7 +57,7 @@ def export_run_lora(
 
 def write_lora(
     path: Path,
-    policy: WanPolicy,
+    policy: AdapterFacts,
     weights: Mapping[str, torch.Tensor],
     config: Config,
     iteration: int,
@@ -68,7 +68,7 @@ def write_lora(
 
     Args:
         path: target file; replaced atomically.
-        policy: gives alpha, rank and module names.
+        policy: gives rank, alpha and dtype.
         weights: `WanPolicy.snapshot`-style tensors.
         config: settings recorded in the header.
         iteration: training iterations behind the weights.
@@ -79,7 +79,7 @@ def write_lora(
     files = with_embedded_files(config)
     first, end = sde_window(config)
     sigmas = build_schedule(config).sigmas
-    pairs = policy.lora_pairs(weights)
+    pairs = adapter_pairs(weights)
     r = config.rollout
     metadata = lora_metadata(
         name=path.stem,

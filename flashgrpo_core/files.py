@@ -234,7 +234,5 @@ def _path_parts(name: str) -> list[str]:
         if part == "..":
             raise FlashGRPOError(f"file name {shown} holds `..`; choose a file inside the folder")
         if len(part.encode("utf-8", "surrogatepass")) > MAX_PART:
-            raise FlashGRPOError(
-                f"file name {shown} has a part above {MAX_PART} bytes; shorten it"
-            )
+            raise FlashGRPOError(f"file name {shown} has a part above {MAX_PART} bytes; shorten it")
     return parts

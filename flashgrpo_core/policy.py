@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -18,6 +18,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 ADAPTER = "policy"
+
+
+class AdapterFacts(Protocol):
+    """What writing a LoRA file needs to know of a policy; its network is not among it."""
+
+    @property
+    def rank(self) -> int:
+        """LoRA rank."""
+
+    @property
+    def alpha(self) -> float:
+        """LoRA alpha."""
+
+    @property
+    def dtype(self) -> Any:
+        """Compute type of the frozen weights."""
+
+
+def adapter_pairs(
+    weights: Mapping[str, torch.Tensor],
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """`WanPolicy.snapshot`-style tensors as module name -> (A `[r, in]`, B `[out, r]`)."""
+    modules = sorted(n.removesuffix(".lora_A") for n in weights if n.endswith(".lora_A"))
+    return {m: (weights[f"{m}.lora_A"], weights[f"{m}.lora_B"]) for m in modules}
 
 
 class WanPolicy:
@@ -66,7 +90,7 @@ class WanPolicy:
             if isinstance(module, BaseTunerLayer)
         }
         self._initial: dict[str, torch.Tensor] | None = None
-        for name, layer in self._layers.items():
+        for layer in self._layers.values():
             a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
             # PEFT follows the base's dtype; LoRA weights are fp32 whatever the base is.
             a.float(), b.float()

@@ -249,9 +249,7 @@ def _read_header(path: Path) -> tuple[dict[str, _Entry], dict[str, str]]:
         metadata = header.pop("__metadata__", None) or {}
         if not all(isinstance(v, str) for v in metadata.values()):
             raise ValueError("__metadata__ holds values that are not text")
-        entries = {
-            key: _entry(path, 8 + length, value) for key, value in header.items()
-        }
+        entries = {key: _entry(path, 8 + length, value) for key, value in header.items()}
         end = 8 + length
         for entry in sorted(entries.values(), key=lambda e: (e.begin, e.end)):
             if entry.begin != end:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from comfy_api.latest import InputImpl, io, ui
 
+from ..flashgrpo_core.advantage import weighted_sum
 from ..flashgrpo_core.build import (
     Networks,
     build_eval_reward,
@@ -241,7 +242,7 @@ class _Comparison:
             self._control,
             videos.__setitem__,
         )
-        total = sum(reward.weights[label] * value for label, value in terms.items())
+        total = weighted_sum(terms, reward.weights)
         self._control.preview(videos[0], prompt.text)
         return [(videos[i], float(total[i])) for i in range(len(latents))]
 

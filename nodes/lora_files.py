@@ -13,6 +13,7 @@ from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.export import write_lora
 from ..flashgrpo_core.files import open_tensors, save_tensors
+from ..flashgrpo_core.policy import adapter_pairs
 from ..flashgrpo_core.runs.checkpoint import load_checkpoint, newest_checkpoint
 from ..flashgrpo_core.runs.events import read_events
 from ..flashgrpo_core.runs.folder import RunFolder
@@ -20,7 +21,7 @@ from ..flashgrpo_core.wan.detect import detect_transformer
 from ..flashgrpo_core.wan.lora import export_lora, export_metadata, read_lora
 from .settings import run_folder
 from .training import lora_tensors
-from .values import Policy, Tensors
+from .values import Policy
 
 Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -32,16 +33,6 @@ class _Adapter:
     rank: int
     alpha: float
     dtype: str
-
-    def lora_pairs(self, weights: Tensors) -> Pairs:
-        """Module name -> (A, B)."""
-        return adapter_pairs(weights)
-
-
-def adapter_pairs(weights: Tensors) -> Pairs:
-    """Adapter weights as module name -> (A `[r, in]`, B `[out, r]`)."""
-    names = sorted(name.removesuffix(".lora_A") for name in weights if name.endswith(".lora_A"))
-    return {name: (weights[f"{name}.lora_A"], weights[f"{name}.lora_B"]) for name in names}
 
 
 def write_policy_lora(path: Path, policy: Policy, fmt: str, weights: str) -> None:

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,9 @@ def latest(events: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, 
     return found
 
 
-def latest_each(events: Iterable[dict[str, Any]], event: str, *fields: str) -> list[dict[str, Any]]:
+def latest_each(
+    events: Iterable[Mapping[str, Any]], event: str, *fields: str
+) -> list[dict[str, Any]]:
     """The last record of kind `event` per (iteration, *fields), in order of iteration.
 
     For kinds of which one iteration has several, such as `evaluation` (split, weights) and
@@ -206,9 +208,8 @@ def latest_each(events: Iterable[dict[str, Any]], event: str, *fields: str) -> l
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in events:
         if record.get("event") == event:
-            found[(int(record.get("iteration") or 0), *(str(record.get(f)) for f in fields))] = (
-                record
-            )
+            key = (int(record.get("iteration") or 0), *(str(record.get(f)) for f in fields))
+            found[key] = dict(record)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
 

@@ -184,9 +184,7 @@ def export_metadata(
 
 
 @torch.no_grad()
-def merge_lora(
-    transformer: nn.Module, lora: Mapping[str, LoraPair], strength: float = 1.0
-) -> int:
+def merge_lora(transformer: nn.Module, lora: Mapping[str, LoraPair], strength: float = 1.0) -> int:
     """Add a frozen LoRA to the base weights, in place.
 
     Computed in fp32 and rounded back once. Everything is checked before the first weight changes.

@@ -194,8 +194,7 @@ def _unmatched_error(label: str, unmatched: list[str], total: int) -> FlashGRPOE
         first = next((key for key in unmatched if mark in key), None)
         if first:
             return FlashGRPOError(
-                f"{label}: `{first}` is a {kind} adapter, which is not supported; "
-                "use a plain LoRA"
+                f"{label}: `{first}` is a {kind} adapter, which is not supported; use a plain LoRA"
             )
     return FlashGRPOError(
         f"{label}: {len(unmatched)} of {total} keys name no Wan module ("

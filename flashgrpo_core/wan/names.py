@@ -53,9 +53,7 @@ OUTSIDE: dict[str, str] = {
 _BLOCK_BACK = {new: old for old, new in BLOCK.items()}
 _OUTSIDE_BACK = {new: old for old, new in OUTSIDE.items()}
 _BLOCK_FLAT = {name.replace(".", "_"): new for old, new in BLOCK.items() for name in (old, new)}
-_OUTSIDE_FLAT = {
-    name.replace(".", "_"): new for old, new in OUTSIDE.items() for name in (old, new)
-}
+_OUTSIDE_FLAT = {name.replace(".", "_"): new for old, new in OUTSIDE.items() for name in (old, new)}
 # `norm2` and `norm3` mean other modules in the two layouts; kohya files use the original's.
 _BLOCK_FLAT.update({old: new for old, new in BLOCK.items() if old.startswith("norm")})
 _IN_BLOCK = re.compile(r"^(blocks\.\d+\.)(.+)$")

@@ -104,9 +104,7 @@ def diffusers_settings(folder: Path) -> dict[str, Any]:
         settings = json.loads(config.read_text(encoding="utf-8"))
         kind = settings.get("_class_name", "WanTransformer3DModel")
     except (OSError, ValueError, AttributeError) as exc:
-        raise FlashGRPOError(
-            f"{config}: not readable ({exc}); download the folder again"
-        ) from exc
+        raise FlashGRPOError(f"{config}: not readable ({exc}); download the folder again") from exc
     if kind != "WanTransformer3DModel":
         raise FlashGRPOError(
             f"{config}: the folder holds a {kind}, not a WanTransformer3DModel; choose the "

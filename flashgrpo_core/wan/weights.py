@@ -184,8 +184,7 @@ def _comfy_format(file: TensorFile, stored: str) -> str:
         return str(json.loads(raw.decode("utf-8"))["format"])
     except (ValueError, KeyError, TypeError) as exc:
         raise FlashGRPOError(
-            f"{file.path}: unreadable quantisation mark `{stored}` ({exc}); "
-            "download the file again"
+            f"{file.path}: unreadable quantisation mark `{stored}` ({exc}); download the file again"
         ) from exc
 
 

@@ -274,10 +274,13 @@ def test_8_bit_files(tmp_path, model, style: str, dtype, rows: bool) -> None:
     for key, value in loaded.state_dict().items():
         assert torch.equal(value, exact[names.to_original(key)]), key
     assert spec.quantisation == ("fp8" if style == "plain" else "fp8_scaled")
-    assert spec.weight_dtype == {
-        torch.float8_e4m3fn: "fp8_e4m3fn",
-        torch.float8_e5m2: "fp8_e5m2",
-    }[dtype]
+    assert (
+        spec.weight_dtype
+        == {
+            torch.float8_e4m3fn: "fp8_e4m3fn",
+            torch.float8_e5m2: "fp8_e5m2",
+        }[dtype]
+    )
     assert spec.parameters == sum(p.numel() for p in model.parameters())  # without scales
     bound = 0.06 if dtype == torch.float8_e4m3fn else 0.12
     assert relative(output(loaded), output(model)) < bound

@@ -52,7 +52,9 @@ def output(model: WanTransformer3DModel) -> torch.Tensor:
     return model(x, torch.tensor([700.0, 250.0]), text).sample
 
 
-def trained(model: WanTransformer3DModel, targets: list[str]) -> tuple[WanTransformer3DModel, Weights]:
+def trained(
+    model: WanTransformer3DModel, targets: list[str]
+) -> tuple[WanTransformer3DModel, Weights]:
     """The model with a PEFT adapter that does something, and the adapter's weights."""
     policy = copy.deepcopy(model)
     modules = target_modules(policy, targets)
@@ -158,13 +160,17 @@ def test_the_check_fails_when_alpha_is_halved(tmp_path, base, policy, fmt: str) 
     tensors = export_lora(weights, ALPHA, fmt)
     wrong = {k: v / 2 if k.endswith(".alpha") else v for k, v in tensors.items()}
     save_tensors(tmp_path / "lora.safetensors", wrong)
-    assert effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.1
+    assert (
+        effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.1
+    )
 
 
 def test_the_check_fails_without_the_alpha_of_the_header(tmp_path, base, policy) -> None:
     without, wanted, weights = policy
     save_tensors(tmp_path / "lora.safetensors", export_lora(weights, ALPHA, "diffusers"))
-    assert effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.1
+    assert (
+        effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.1
+    )
 
 
 def test_the_check_fails_when_keys_are_renamed(tmp_path, base, policy) -> None:
@@ -174,7 +180,9 @@ def test_the_check_fails_when_keys_are_renamed(tmp_path, base, policy) -> None:
     swapped = {key.replace("self_attn.k.", "self_attn.q."): v for key, v in swapped.items()}
     swapped = {key.replace("self_attn.k_", "self_attn.k"): v for key, v in swapped.items()}
     save_tensors(tmp_path / "lora.safetensors", swapped)
-    assert effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.05
+    assert (
+        effect_error(load_in_diffusers(base, tmp_path / "lora.safetensors"), without, wanted) > 0.05
+    )
 
 
 def test_attention_only_comfyui_loads_and_kohya_warns(tmp_path, base, caplog) -> None:
@@ -321,9 +329,7 @@ def test_every_spelling_is_read(policy, spelling: str) -> None:
 def test_peft_folder_gives_alpha_and_rslora(tmp_path, base) -> None:
     for rslora, scale in ((False, ALPHA / RANK), (True, ALPHA / math.sqrt(RANK))):
         network = copy.deepcopy(base)
-        config = LoraConfig(
-            r=RANK, lora_alpha=ALPHA, target_modules=["to_q"], use_rslora=rslora
-        )
+        config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["to_q"], use_rslora=rslora)
         from peft import get_peft_model
 
         wrapped = get_peft_model(network, config)
@@ -345,7 +351,9 @@ def test_foreign_checks(policy) -> None:
     good = spelled(weights, SPELLINGS["comfyui"])
     key = "diffusion_model.blocks.0.self_attn.q"
     cases = {
-        "1 of 61 keys name no Wan module": {"diffusion_model.blocks.0.self_attn.w.lora_A.weight": 0},
+        "1 of 61 keys name no Wan module": {
+            "diffusion_model.blocks.0.self_attn.w.lora_A.weight": 0
+        },
         "DoRA adapter": {f"{key}.dora_scale": torch.ones(128)},
         "LoHa adapter": {f"{key}.hada_w1_a": torch.ones(4, 4)},
         "LoKr adapter": {f"{key}.lokr_w1": torch.ones(4, 4)},
@@ -359,7 +367,9 @@ def test_foreign_checks(policy) -> None:
         "has an alpha but no weights": {"diffusion_model.head.head.alpha": torch.ones(())},
     }
     for message, change in cases.items():
-        change = {k: v if isinstance(v, torch.Tensor) else torch.ones(4, 4) for k, v in change.items()}
+        change = {
+            k: v if isinstance(v, torch.Tensor) else torch.ones(4, 4) for k, v in change.items()
+        }
         with pytest.raises(FlashGRPOError, match=message):
             read_lora({**good, **change})
     with pytest.raises(FlashGRPOError, match="LoRA that was trained on Wan"):

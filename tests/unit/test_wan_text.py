@@ -126,7 +126,9 @@ def test_16_bit_and_scaled_8_bit(tmp_path, reference, tokenizer) -> None:
         got = encoder.encode(PROMPTS, TOKENS)
         wanted = got if wanted is None else wanted
         assert (got - wanted).norm() <= bound * wanted.norm()
-        dtypes = {name.endswith("wo.weight"): p.dtype for name, p in encoder.model.named_parameters()}
+        dtypes = {
+            name.endswith("wo.weight"): p.dtype for name, p in encoder.model.named_parameters()
+        }
         assert dtypes == {False: dtype, True: torch.float32 if bound == 0.02 else dtype}
     scaled, exact = {}, {}
     for key, value in state.items():

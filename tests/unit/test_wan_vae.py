@@ -73,7 +73,12 @@ def original_name(name: str, version: str) -> str:
         name,
     )
     name = name.replace("down_blocks.", "downsamples.")  # 2.1 encoder: one flat list in both
-    inner = {"norm1": "residual.0", "conv1": "residual.2", "norm2": "residual.3", "conv2": "residual.6"}
+    inner = {
+        "norm1": "residual.0",
+        "conv1": "residual.2",
+        "norm2": "residual.3",
+        "conv2": "residual.6",
+    }
     match = re.match(r"^(.*(?:samples|middle)\.\d+(?:\.\w+samples\.\d+)?)\.(\w+)\.(.+)$", name)
     if match and match[2] in inner:
         name = f"{match[1]}.{inner[match[2]]}.{match[3]}"
