@@ -34,7 +34,10 @@ _WORDS = {
 
 
 class HostControl(Control):
-    """Shows phases as ComfyUI's progress bar, with previews, and listens to Cancel.
+    """Shows phases as ComfyUI's progress bar and listens to Cancel.
+
+    It sends no live previews: the frontends show a node's last preview in place of the picture or
+    video that it returns, and nothing takes it back.
 
     The core is told with its own `Cancelled`, so that it can put a run in order; the wrapper around
     every node hands ComfyUI the exception it expects.
@@ -75,10 +78,6 @@ class HostControl(Control):
         """Make a network resident."""
         self._bring(network)
 
-    def preview(self, video: np.ndarray, caption: str) -> None:
-        """Show a video as a strip of frames with the next tick."""
-        self.strip, self.strip_time = filmstrip(video), time.time()
-
     def status(self) -> str:
         """The text below the node."""
         words = _WORDS.get(self.name, self.name)
@@ -99,7 +98,7 @@ class HostControl(Control):
 
 
 class TrainControl(HostControl):
-    """Follows a whole run: time left, memory, LoRAs for the loaders, "finish now".
+    """Follows a whole run: newest video, time left, memory, LoRAs for the loaders, "finish now".
 
     Args:
         bring: makes a network resident.
@@ -120,6 +119,10 @@ class TrainControl(HostControl):
         self.iteration = 0
         self.finish_requested = False
         self.published: dict[str, str] = {}
+
+    def preview(self, video: np.ndarray, caption: str) -> None:
+        """Show a video as a strip of frames with the next tick, and in the monitor."""
+        self.strip, self.strip_time = filmstrip(video), time.time()
 
     def finish(self) -> bool:
         """Whether the user pressed "Finish now"."""
