@@ -21,7 +21,7 @@ from ..flashgrpo_core.wan.detect import detect_transformer
 from ..flashgrpo_core.wan.lora import export_lora, export_metadata, read_lora
 from .settings import run_folder
 from .training import lora_tensors
-from .values import Policy
+from .values import LoraTensors, Policy
 
 Pairs = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -92,7 +92,7 @@ def write_lora_model(path: Path, lora: Mapping[str, torch.Tensor], fmt: str) -> 
     save_tensors(path, export_lora(pairs, alpha, fmt), export_metadata(pairs, alpha, fmt))
 
 
-def newest_lora(folder: RunFolder) -> dict[str, torch.Tensor] | None:
+def newest_lora(folder: RunFolder) -> LoraTensors | None:
     """The best LoRA of a run: the final one, else the last exported, else its newest weights."""
     path = newest_lora_file(folder)
     if path is not None:
@@ -101,7 +101,8 @@ def newest_lora(folder: RunFolder) -> dict[str, torch.Tensor] | None:
     if newest is None:
         return None
     tensors, _ = load_checkpoint(newest)
-    return export_lora(adapter_pairs(tensors["adapter"]), folder.config().model.lora_alpha)
+    alpha = folder.config().model.lora_alpha
+    return LoraTensors(export_lora(adapter_pairs(tensors["adapter"]), alpha))
 
 
 def newest_lora_file(folder: RunFolder) -> Path | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from comfy_api.latest import io
 
+from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
 from . import host, pool
 from .embeddings import TINY
-from .settings import load_policy, newest_iteration, run_folder
+from .settings import load_policy, merge, newest_iteration, run_folder
 from .values import (
     FrozenLoras,
     FrozenLorasType,
@@ -120,8 +122,12 @@ class LoadPolicy(host.ComfyNode):
                 "choose the tiny one for both, or a file for both"
             )
         targets = tuple(part.strip() for part in lora_targets.split(",") if part.strip())
-        if not targets:
-            raise FlashGRPOError("lora_targets is empty: write attention, or attention, ffn")
+        odd = [target for target in targets if not re.fullmatch(r"[\w.]{1,100}", target)]
+        if not targets or odd:
+            raise FlashGRPOError(
+                f"lora_targets {lora_targets[:80]!r} must be names of layers, separated by commas: "
+                "write attention, or attention, ffn"
+            )
         files = ModelFiles(
             transformer=TINY if tiny else host.model_path("diffusion_models", diffusion_model),
             vae="" if tiny else host.model_path("vae", vae),
@@ -220,5 +226,7 @@ class VideoSettingsNode(host.ComfyNode):
 
     @classmethod
     def execute(cls, preset: str, **values: float) -> io.NodeOutput:
-        """Fill in the preset."""
-        return io.NodeOutput(VideoSettings(preset, preset_tables(preset, values)))
+        """Fill in the preset, and check that it is a video Wan can make."""
+        tables = preset_tables(preset, values)
+        build_config(merge({"model": {"transformer": TINY}}, tables))
+        return io.NodeOutput(VideoSettings(preset, tables))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import torch
-
 from ..flashgrpo_core.build import build_prompts, needed_texts
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
@@ -18,7 +16,7 @@ from . import host, pool
 from .embeddings import embed
 from .progress import TrainControl, training
 from .settings import adopt_moved_files, run_folder
-from .values import Policy, Prompts
+from .values import LoraTensors, Policy, Prompts
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ def train_run(policy: Policy, prompts: Prompts, config: Config) -> tuple[RunResu
     return result, name
 
 
-def lora_tensors(path: Path) -> dict[str, torch.Tensor]:
+def lora_tensors(path: Path) -> LoraTensors:
     """A LoRA file as LORA_MODEL."""
     file = open_tensors(path)
-    return {key: file.get(key) for key in file.keys()}
+    return LoraTensors({key: file.get(key) for key in file.keys()})

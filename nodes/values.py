@@ -24,6 +24,13 @@ Tensors = Mapping[str, torch.Tensor]
 Tables = dict[str, dict[str, Any]]
 
 
+class LoraTensors(dict[str, torch.Tensor]):
+    """LORA_MODEL; ComfyUI writes the text of all inputs into an error, so it is short."""
+
+    def __repr__(self) -> str:
+        return f"LORA_MODEL of {len(self)} tensors"
+
+
 @dataclass(frozen=True)
 class FrozenLoras:
     """LoRAs that belong to the base: `(file, strength)` in the order they are applied."""

@@ -75,7 +75,7 @@ class TestText:
 class TestNumber:
     """A number that no widget would allow."""
 
-    RETURN_TYPES = ("FLOAT", "INT", "STRING")
+    RETURN_TYPES = ("FLOAT", "INT")
     FUNCTION = "give"
     CATEGORY = "tests"
 
@@ -85,7 +85,7 @@ class TestNumber:
 
     def give(self, value):
         number = float(value)
-        return (number, number, value)
+        return (number, number)
 
 
 class TestClip:
