@@ -205,6 +205,26 @@ def publish_lora(source: Path, name: str) -> str:
         number += 1
 
 
+def publish_model(kind: str, source: Path) -> str:
+    """Put a model file of the pack where the stock loaders list it; returns its name there.
+
+    Args:
+        kind: `diffusion_models` or `vae`.
+        source: the file.
+
+    Raises:
+        FlashGRPOError: it cannot be written.
+    """
+    base, listed = output_folder() / kind, f"flashgrpo/{source.name}"
+    if os.path.realpath(base) not in map(os.path.realpath, folder_paths.get_folder_paths(kind)):
+        folder_paths.add_model_folder_path(kind, str(base))
+    target = resolve_inside(base, listed)
+    # A newer version of the pack may bring another file under the same name.
+    if not target.is_file() or sha256_file(target) != sha256_file(source):
+        copy_new(source, target)
+    return listed
+
+
 def prompt_files() -> list[str]:
     """Prompt files directly in the input folder; links that lead out of it are left out."""
     folder, found = input_folder(), []

@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
+from ..flashgrpo_core import embedded
 from ..flashgrpo_core.runs.events import read_events
 from . import host, pictures, pool
 from .pictures import to_image
@@ -130,6 +131,10 @@ class Train(host.ComfyNode):
             {"run": {"name": policy.run, "preset": preset, "iterations": iterations, "seed": seed}},
         )
         config = run_config(policy.files, prompts, tables)
+        if policy.files.tiny:
+            # The stock loaders need the files to try the LoRA; nobody has them from elsewhere.
+            host.publish_model("diffusion_models", embedded.TINY_TRANSFORMER)
+            host.publish_model("vae", embedded.TINY_VAE)
         try:
             result, lora = train_run(policy, prompts, config)
         finally:
