@@ -6,6 +6,7 @@ where an object belongs, and widgets that another node feeds all reach the nodes
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -152,7 +153,8 @@ def copy_new(source: Path, target: Path) -> None:
             f"{str(target)!r} cannot be written: {exc.strerror or exc}: check free space and access"
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder may be what is wrong
+            temporary.unlink(missing_ok=True)
 
 
 def shown(value: Any) -> str:

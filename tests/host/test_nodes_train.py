@@ -168,6 +168,22 @@ def test_more_iterations_go_on(trained: ComfyServer, lora_name: str) -> None:
     assert "flashgrpo/trained/trained_000004.safetensors" in names
 
 
+@pytest.mark.parametrize("way", ["continued", "frozen"])
+def test_a_lora_as_the_start(trained: ComfyServer, lora_name: str, way: str) -> None:
+    """What a run starts from is its baseline: a continued LoRA, or base plus frozen LoRAs."""
+    graph = strong_graph(way, iterations=1, evaluate_every=1)
+    if way == "continued":
+        graph["policy"]["inputs"]["continue_from"] = lora_name
+    else:
+        graph["frozen"] = node("FlashGRPOFrozenLora", lora=lora_name, strength=1.0)
+        graph["policy"]["inputs"]["frozen_loras"] = ["frozen", 0]
+    trained.queue(graph)
+    judged = {row[0]: row[1] for row in trained.get("/flashgrpo/runs/trained")["validation"]}
+    row = trained.get(f"/flashgrpo/runs/{way}")["validation"][0]
+    assert row[0] == 0
+    assert abs(row[1] - judged[3]) < 2e-3 < abs(judged[0] - judged[3])
+
+
 def test_other_settings_under_the_same_name_are_listed(trained: ComfyServer) -> None:
     graph = strong_graph("trained")
     graph["advanced"]["inputs"]["group_size"] = 3
