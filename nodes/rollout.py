@@ -50,7 +50,7 @@ class RolloutNode(host.ComfyNode):
     @classmethod
     def execute(cls, policy: Policy, groups: Groups) -> io.NodeOutput:
         """Sample, then decode."""
-        if (groups.run, groups.digest) != (policy.run, policy.digest):
+        if not groups.of(policy):
             raise FlashGRPOError(
                 f"the groups were made for run {groups.run!r} at iteration {groups.iteration - 1}, "
                 f"the policy is run {policy.run!r} at {policy.iteration}: connect both to the same "

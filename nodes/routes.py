@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.files import resolve_inside
-from ..flashgrpo_core.runs.events import latest_each, read_events
+from ..flashgrpo_core.runs.events import backwards, latest_each, read_events
 from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.video import filmstrip, read_video
 from . import host
@@ -73,7 +73,7 @@ def _all_runs() -> list[dict[str, Any]]:
         try:
             config = folder.config()
             modified = folder.events.stat().st_mtime if folder.events.is_file() else 0.0
-            events = read_events(folder.events)
+            last = next(backwards(folder.events), {})
         except (FlashGRPOError, OSError):
             continue  # a folder from another version or half deleted: not this list's problem
         rows.append(
@@ -81,7 +81,7 @@ def _all_runs() -> list[dict[str, Any]]:
                 "name": folder.name,
                 "status": folder.status(),
                 "training": control is not None,
-                "iteration": max((e["iteration"] for e in events), default=0),
+                "iteration": last.get("iteration") or 0,
                 "iterations": config.run.iterations,
                 "mtime": modified,
                 "node_id": None if control is None else control.node_id,

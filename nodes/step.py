@@ -65,7 +65,7 @@ class TrainStep(host.ComfyNode):
     ) -> io.NodeOutput:
         """Take the step and save it."""
         groups = scored.source.source
-        if (groups.run, groups.digest) != (policy.run, policy.digest):
+        if not groups.of(policy):
             raise FlashGRPOError(
                 f"the scored videos come from run {groups.run!r} at iteration "
                 f"{groups.iteration - 1}, the policy is run {policy.run!r} at {policy.iteration}: "

@@ -169,6 +169,11 @@ class Groups:
     prompts: Prompts = field(repr=False)
     tables: Tables = field(repr=False)
 
+    def of(self, policy: Policy) -> bool:
+        """Whether they were made for exactly this policy."""
+        mine, its = (self.run, self.digest, self.files), (policy.run, policy.digest, policy.files)
+        return mine == its
+
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
