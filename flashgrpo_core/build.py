@@ -307,6 +307,43 @@ def embed_prompts(
     return found.__getitem__
 
 
+def preflight(config: Config, *, files: bool = True) -> None:
+    """Check what can be checked in a moment, before a run folder exists or a network is loaded.
+
+    Args:
+        config: the configuration.
+        files: also look at the model files (a host that has loaded them need not).
+
+    Raises:
+        FlashGRPOError: naming the value and the fix.
+    """
+    from .files import open_tensors
+    from .wan.detect import detect_transformer
+
+    validate(config)
+    full = with_embedded_files(config)
+    if files:
+        detect_transformer(open_tensors(full.model.transformer))
+        if not full.model.vae:
+            raise FlashGRPOError(
+                "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
+            )
+        pick_device(full.model.device)
+        for entry in full.model.frozen_loras:
+            read_lora(entry["file"])
+        if full.model.continue_from:
+            ranks = {pair.rank for pair in read_lora(full.model.continue_from).values()}
+            if ranks != {full.model.lora_rank}:
+                raise FlashGRPOError(
+                    f"model.continue_from = {full.model.continue_from!r} has rank "
+                    f"{', '.join(str(r) for r in sorted(ranks))}, model.lora_rank is "
+                    f"{full.model.lora_rank}: use the same rank"
+                )
+    build_prompts(full)
+    build_reward(full)
+    build_eval_reward(full)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Counts of a run, before anything is loaded.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from . import __version__
 from .config import RunConfig, ScheduleConfig
@@ -44,15 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
-        return _run(args)
+        return _run(build_parser().parse_args(argv))
     except BrokenPipeError:
         sys.stderr.close()  # the reader (head, less) is gone: nothing to say and nobody to hear it
         return 0
     except (Exception, KeyboardInterrupt) as exc:
-        if args.debug:
+        if debug:
             traceback.print_exc()
         code, message = _failure(exc)
     print(f"flashgrpo: {message}", file=sys.stderr)
@@ -64,6 +65,9 @@ def _failure(exc: BaseException) -> tuple[int, str]:
     text = " ".join(str(exc).split())
     if isinstance(exc, FlashGRPOError):
         return 2, text
+    if isinstance(exc, OSError):
+        where = "" if exc.filename is None else f"{str(exc.filename)!r}: "
+        return 2, f"{where}{exc.strerror or text}: check the path and its permissions"
     if isinstance(exc, (Cancelled, KeyboardInterrupt)):
         return 130, "stopped; what was saved before can be resumed"
     name = type(exc).__name__
@@ -89,12 +93,20 @@ def _run(args: argparse.Namespace) -> int:
     return answer.code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message with the command that explains the arguments."""
+        raise FlashGRPOError(f"{message}; see {self.prog} --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="print the result as JSON")
     shared.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="flashgrpo",
         description="Align Wan video models to a reward with Flash-GRPO and get a LoRA.",
     )
@@ -167,7 +179,7 @@ def _add_sample(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
     sub.add_argument("--prompts", metavar="FILE", help=".txt (one a line) or .jsonl")
     sub.add_argument("--lora", action="append", default=[], metavar="FILE", help="LoRA to apply")
-    sub.add_argument("--strength", type=float, default=1.0, help="strength of the LoRA (1.0)")
+    sub.add_argument("--strength", type=_finite, default=1.0, help="strength of the LoRA (1.0)")
     sub.add_argument("--seed", type=_natural, default=0, help="seed of the first video (0)")
     sub.add_argument("--count", type=_positive, default=1, help="videos per prompt (1)")
     sub.add_argument("--out", default="samples", metavar="DIR", help="folder (./samples)")
@@ -177,7 +189,7 @@ def _add_eval(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("target", metavar="RUN_OR_LORA", help="run folder, or a LoRA .safetensors")
     sub.add_argument("--config", metavar="CONFIG", help="for a LoRA: TOML file or run folder")
     _add_base(sub)
-    sub.add_argument("--strength", type=float, default=1.0, help="strength of the LoRA (1.0)")
+    sub.add_argument("--strength", type=_finite, default=1.0, help="strength of the LoRA (1.0)")
     sub.add_argument("--split", choices=("test", "validation"), default="test")
     sub.add_argument("--prompts", metavar="FILE", help="judge on these prompts instead")
     sub.add_argument("--limit", type=_positive, metavar="N", help="use only the first N prompts")
@@ -226,14 +238,31 @@ def _add_schedule(sub: argparse.ArgumentParser) -> None:
     }
     sub.add_argument("--kind", choices=choices["kind"], default="simple")
     sub.add_argument("--steps", type=_positive, default=20)
-    sub.add_argument("--shift", type=float, default=3.0)
+    sub.add_argument("--shift", type=_finite, default=3.0)
     sub.add_argument("--sde", choices=choices["sde"], default="flash")
-    sub.add_argument("--eta", type=float, help="noise scale; default: the usual one of --sde")
+    sub.add_argument("--eta", type=_finite, help="noise scale; default: the usual one of --sde")
     sub.add_argument("--window", metavar="A:B", help="stochastic steps, half-open (first half)")
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
 def _natural(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     high = int(RunConfig.__dataclass_fields__["seed"].metadata["high"])
     if not 0 <= value <= high:
         raise argparse.ArgumentTypeError(f"{text} is outside 0 to {high}")
@@ -241,7 +270,7 @@ def _natural(text: str) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return value

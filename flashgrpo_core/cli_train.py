@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, cast
 
-from .build import build_schedule, plan, with_embedded_files
+from .build import build_schedule, plan, preflight, with_embedded_files
 from .cli_common import Answer, facts, load_job, size_words
 from .config import Config
 from .config_io import build_config, identity_differences, sde_window
@@ -94,6 +94,7 @@ def dry_run(config: Config) -> Answer:
 
     full = with_embedded_files(config)
     run = RunFolder(config.run.output, config.run.name)
+    preflight(config)
     _require(full)
     files: dict[str, Any] = {}
     for setting in ("transformer", "vae", "text_encoder"):

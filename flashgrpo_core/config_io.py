@@ -218,6 +218,14 @@ def validate(config: Config) -> None:
                 raise FlashGRPOError(
                     f"{name} entry {term['name']!r}: weight {weight!r} must be a finite number"
                 )
+    if config.schedule.eta == 0:
+        raise FlashGRPOError(
+            "schedule.eta = 0 injects no noise, so there is no step to learn from: use 1.0 with flash, "
+            "0.7 with flow or cps, 0.3 with dance"
+        )
+    terms = config.reward.terms
+    if terms and all(term.get("weight", 1.0) == 0 for term in terms):
+        raise FlashGRPOError("reward.terms all have weight 0: give at least one another weight")
     for entry in config.model.frozen_loras:
         strength = entry.get("strength", 1.0)
         if set(entry) - {"file", "strength"} or not isinstance(entry.get("file"), str):

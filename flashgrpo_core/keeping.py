@@ -18,7 +18,7 @@ from .config_io import config_hash, identity_differences
 from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
-from .runs.checkpoint import load_checkpoint, prune, save_checkpoint
+from .runs.checkpoint import list_checkpoints, load_checkpoint, prune, save_checkpoint
 from .runs.events import read_events
 from .runs.folder import RunFolder, free_name
 from .scoring import Scores
@@ -103,7 +103,8 @@ def prepare_folder(
         )
     if exists:
         changed = identity_differences(folder.config(), config)
-        if changed:
+        # Without a checkpoint nothing was trained under this name, and it is free.
+        if changed and list_checkpoints(folder.checkpoints):
             raise FlashGRPOError(
                 f"run {folder.name!r} exists with other settings ({'; '.join(changed)}): use its settings, or "
                 f"the free name {free_name(folder.output, folder.name)!r}"

@@ -14,6 +14,9 @@ from .errors import FlashGRPOError
 
 SCHEDULES = ("simple", "unipc-a", "unipc-b")
 
+#: Largest flow shift that is taken for serious.
+MAX_SHIFT = 100.0
+
 #: Training timesteps of Wan; a timestep is `TRAIN_STEPS * sigma`.
 TRAIN_STEPS = 1000
 
@@ -52,8 +55,8 @@ def make_schedule(kind: str, steps: int, shift: float) -> Schedule:
         kind: `simple` is ComfyUI's scheduler of that name over its 1000-entry table; `unipc-a` is
             diffusers' UniPC with flow sigmas up to 0.35, which the paper used; `unipc-b` the same
             in newer diffusers.
-        steps: denoising steps, at least 1.
-        shift: flow shift, positive.
+        steps: denoising steps, 2 to 1000.
+        shift: flow shift, above 0, at most 100.
 
     Raises:
         FlashGRPOError: unknown kind, or steps or shift out of range.
@@ -62,10 +65,12 @@ def make_schedule(kind: str, steps: int, shift: float) -> Schedule:
         raise FlashGRPOError(
             f"schedule kind {kind!r} is unknown: choose one of {', '.join(SCHEDULES)}"
         )
-    if not 1 <= steps <= TRAIN_STEPS:
-        raise FlashGRPOError(f"schedule steps {steps} is outside 1 to {TRAIN_STEPS}")
-    if not (shift > 0 and np.isfinite(shift)):
-        raise FlashGRPOError(f"flow shift {shift} must be a finite number above 0, e.g. 3.0 or 5.0")
+    if not 2 <= steps <= TRAIN_STEPS:
+        raise FlashGRPOError(f"schedule steps {steps} is outside 2 to {TRAIN_STEPS}: use e.g. 20")
+    if not 0 < shift <= MAX_SHIFT:
+        raise FlashGRPOError(
+            f"flow shift {shift} is outside 0 to {MAX_SHIFT:g}: use e.g. 3.0 (480p) or 5.0 (720p)"
+        )
     # The same arithmetic as in diffusers, so that whole timesteps are cut off at the same places.
     ramp = np.linspace(1, 1 / TRAIN_STEPS, steps + 1)
     if kind == "simple":

@@ -92,6 +92,8 @@ def sde_transition(
     """
     if not 0 <= step < schedule.steps:
         raise FlashGRPOError(f"SDE step {step} is outside the schedule's 0 to {schedule.steps - 1}")
+    if not 0 <= eta <= 10:
+        raise FlashGRPOError(f"SDE noise scale eta = {eta} is outside 0 to 10: use e.g. 1.0")
     sigma, sigma_next = float(schedule.sigmas[step]), float(schedule.sigmas[step + 1])
     dt = sigma_next - sigma
     if kind == "cps":

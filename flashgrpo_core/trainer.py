@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,6 +30,7 @@ from .build import (
     latent_layout,
     load_networks,
     pick_device,
+    preflight,
     rollout_settings,
 )
 from .config import Config
@@ -50,7 +52,7 @@ from .keeping import (
 )
 from .prompts import PromptSplit
 from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares
-from .runs.checkpoint import clean_temporary, newest_checkpoint
+from .runs.checkpoint import clean_temporary, list_checkpoints, newest_checkpoint
 from .runs.events import SCHEMA, EventLog, RewardLog
 from .runs.folder import RunFolder
 from .runs.report import write_report
@@ -337,26 +339,36 @@ def train(
             f"torchrun --nproc_per_node {config.run.processes}, or set run.processes = 0"
         )
     folder = RunFolder(config.run.output, config.run.name)
+    fresh = not folder.exists()
+    if fresh:
+        preflight(config, files=networks is None)
+    world.barrier()
     prepare_folder(folder, config, resume, world)
     done = finished_result(folder, config)
     if done is not None:
         return done
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    with folder.lock() if world.is_main else nullcontext():
-        networks = networks or load_networks(
-            config, pick_device(config.model.device) if world.size == 1 else world.device
-        )
-        trainer = Trainer(
-            config,
-            networks,
-            folder,
-            control=control,
-            world=world,
-            cache=cache,
-            embeddings=embeddings,
-        )
-        return run(trainer)
+    try:
+        with folder.lock() if world.is_main else nullcontext():
+            networks = networks or load_networks(
+                config, pick_device(config.model.device) if world.size == 1 else world.device
+            )
+            trainer = Trainer(
+                config,
+                networks,
+                folder,
+                control=control,
+                world=world,
+                cache=cache,
+                embeddings=embeddings,
+            )
+            return run(trainer)
+    except FlashGRPOError:
+        if fresh and world.is_main and not list_checkpoints(folder.checkpoints):
+            # Nothing was trained: a name must not be taken by a mistake.
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def run(trainer: Trainer) -> RunResult:

@@ -268,9 +268,15 @@ def _encode_av(path: Path, video: np.ndarray, fps: float, crf: int) -> None:
         container.mux(stream.encode())
 
 
+#: Containers that count as video; FFmpeg would also draw a text file as one.
+_FORMATS = {"mov", "mp4", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "ogg", "flv", "asf"}
+
+
 def _decode_av(path: Path, max_frames: int | None) -> tuple[list[np.ndarray], float]:
     frames: list[np.ndarray] = []
     with av.open(str(path)) as container:
+        if not _FORMATS & set(container.format.name.split(",")):
+            raise ValueError(f"it is a {container.format.name} file")
         if not container.streams.video:
             raise ValueError("it holds no video stream")
         stream = container.streams.video[0]

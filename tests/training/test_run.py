@@ -118,9 +118,9 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(small_config):
 
 
 def test_flat_rewards_warn_and_then_stop_with_advice(small_config):
-    # Brightness of fully saturated clips cannot vary: every group is flat.
+    # Clipped to a range it never reaches, the reward is the same for every video.
     config = small_config(
-        reward={"terms": [{"name": "motion", "weight": 0.0}]},
+        reward={"terms": [{"name": "motion", "clip": [-2.0, -1.0]}]},
         eval={"every": 0, "test_prompts": 0},
         run={"iterations": 9},
     )
@@ -134,3 +134,18 @@ def test_flat_rewards_warn_and_then_stop_with_advice(small_config):
 def test_processes_that_were_asked_for_but_not_started(small_config):
     with pytest.raises(FlashGRPOError, match=r"run.processes = 2 but 1 process"):
         train(small_config(run={"processes": 2}))
+
+
+def test_a_mistake_does_not_take_the_name(small_config):
+    bad = small_config(reward={"terms": [{"name": "motoin"}]})
+    with pytest.raises(FlashGRPOError, match="did you mean 'motion'"):
+        train(bad)
+    folder = RunFolder(bad.run.output, "run")
+    assert not folder.path.exists()
+    lora = small_config(model={"lora_targets": ["nothing.like.it"]})
+    with pytest.raises(FlashGRPOError, match="nothing.like.it"):
+        train(lora)
+    assert not folder.path.exists()
+    # What a killed process left before its first checkpoint is no run either.
+    folder.create(lora)
+    assert train(small_config(run={"iterations": 1})).status == "finished"

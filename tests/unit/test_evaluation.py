@@ -28,7 +28,7 @@ from tests.unit._tiny import (  # noqa: F401
     tiny_policy,
     tiny_sampler,
 )
-from tests.unit.test_update import Part
+from tests.unit._train import Part
 
 # Intervals.
 
