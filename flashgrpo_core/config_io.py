@@ -176,10 +176,10 @@ def check_size(width: int, height: int, frames: int) -> None:
 
 
 def sde_window(config: Config) -> tuple[int, int]:
-    """The half-open window of SDE steps; the first half of the schedule when none is set."""
+    """The half-open window of SDE steps; by default the first half of the schedule, at least two."""
     if config.schedule.window:
         return config.schedule.window[0], config.schedule.window[1]
-    return 0, max(1, config.schedule.steps // 2)
+    return 0, min(max(2, config.schedule.steps // 2), config.schedule.steps - 1)
 
 
 def flow_shift(config: Config) -> float:
@@ -203,6 +203,14 @@ def validate(config: Config) -> None:
             f"schedule.window = {window} must be [first, end) with 0 <= first < end <= {steps - 1} "
             f"(the last of {steps} steps is never stochastic)"
         )
+    first, end = sde_window(config)
+    if end - first < 2:
+        raise FlashGRPOError(
+            f"schedule.window = [{first}, {end}] of {steps} steps holds one step: an update over a single noise "
+            "level collapses, use at least 2 eligible steps (and at least 4 steps in all by default)"
+        )
+    if config.schedule.sde == "cps" and config.schedule.eta > 1:
+        raise FlashGRPOError(f"schedule.eta = {config.schedule.eta} is above 1 with cps: use 0.7")
     if not config.model.transformer:
         raise FlashGRPOError("model.transformer is empty: name a Wan .safetensors file, or `tiny`")
     for name, tables in (("reward.terms", config.reward.terms), ("eval.terms", config.eval.terms)):

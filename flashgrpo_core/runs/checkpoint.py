@@ -220,8 +220,9 @@ def verify(path: str | Path) -> None:
 def prune(folder: str | Path, keep: int, best: int | None = None, every: int = 1) -> list[int]:
     """Delete checkpoints that are no longer wanted.
 
-    Kept are the newest one, `best`, and the newest of those at multiples of `every` until `keep`
-    are kept besides `best`.
+    Kept are the newest one and the one before it (which a resume falls back to when the newest is
+    damaged), `best`, and the newest of those at multiples of `every` until `keep` are kept besides
+    `best`.
 
     Args:
         folder: the run's `checkpoints` folder.
@@ -236,7 +237,7 @@ def prune(folder: str | Path, keep: int, best: int | None = None, every: int = 1
     wanted = [
         i for i in reversed(found) if i != best and (i == max(found) or i % max(1, every) == 0)
     ]
-    kept = {*wanted[: max(1, keep)], best}
+    kept = {*wanted[: max(1, keep)], best, *sorted(found)[-2:]}
     removed = []
     for iteration, path in found.items():
         if iteration not in kept:

@@ -46,7 +46,7 @@ def test_a_run_leaves_everything_it_promises(small_config):
     assert {len({r["sde_step"] for r in rows if r["iteration"] == i}) for i in range(1, 5)} == {2}
     assert [e for e in events if e["event"] == "run_finished"][0]["status"] == "finished"
     networks = {type(n).__name__ for n in control.brought}
-    assert networks == {"WanTransformer3DModel", "AutoencoderKLWan"}
+    assert networks == {"UMT5EncoderModel", "WanTransformer3DModel", "AutoencoderKLWan"}
     # The LoRA is not the one it started from.
     assert all(pair.B.abs().max() > 0 for pair in read_lora(result.loras[0]).values())
     assert not list(folder.path.rglob("*.tmp*")) and not list(folder.checkpoints.glob(".*"))

@@ -67,7 +67,8 @@ def write_job(folder: Path) -> Path:
     (folder / "train ü.txt").write_text("a red ball moves right\na blue ball moves up\n", "utf-8")
     (folder / "val.txt").write_text("a green ball moves left\n", "utf-8")
     (folder / "test.txt").write_text("a red ball moves left\na blue ball moves down\n", "utf-8")
-    (folder / "job.toml").write_text(JOB, "utf-8")
+    job = JOB.replace("set by the test", (folder / "out").as_posix())
+    (folder / "job.toml").write_text(job, "utf-8")
     return folder / "job.toml"
 
 

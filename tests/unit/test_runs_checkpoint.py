@@ -145,7 +145,7 @@ def test_a_kill_while_deleting_never_looks_like_damage(
     step, finished = 0, False
     while not finished:
         folder = tmp_path / str(step)
-        for iteration in (1, 2, 3):
+        for iteration in (1, 2, 3, 4):
             save_checkpoint(folder, iteration, tensors(iteration), {})
         with dies_at(step, monkeypatch):
             try:
@@ -157,7 +157,7 @@ def test_a_kill_while_deleting_never_looks_like_damage(
             load_checkpoint(path)
         clean_temporary(folder)
         assert not [p for p in folder.iterdir() if p.name.startswith(".")]
-        assert 3 in list_checkpoints(folder)
+        assert {3, 4} <= set(list_checkpoints(folder))
         step += 1
     assert step > 6
 
@@ -242,7 +242,7 @@ def test_a_stem_is_a_plain_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keep", "best", "every", "left"),
     [
-        (1, None, 1, [7]),
+        (1, None, 1, [6, 7]),
         (3, None, 1, [5, 6, 7]),
         (3, 2, 1, [2, 5, 6, 7]),
         (2, 7, 1, [5, 6, 7]),
