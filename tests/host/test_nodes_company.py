@@ -5,11 +5,17 @@ Each time the policy must come out as it does alone.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
+import torch
 from harness import ComfyServer
 from node_graphs import TEXT, Graph, checkpoint_state, live, node, prompts, train_graph
+
+from flashgrpo_core.embedded import TINY_TEXT_ENCODER
+from flashgrpo_core.files import open_tensors
+from flashgrpo_core.wan.text import load_text_encoder
 
 #: The tiny files as a user has them: copies in ComfyUI's model folders.
 FILES = {"diffusion_model": "tiny_wan_t2v.safetensors", "vae": "tiny_wan_vae.safetensors"}
@@ -101,13 +107,10 @@ def test_prompts_encoded_by_clip(probe_server: ComfyServer, alone: str) -> None:
 
 def test_both_text_encoders_agree(probe_server: ComfyServer) -> None:
     """The CLIP's embeddings of the run above are those of our own encoder, but for rounding."""
-    from flashgrpo_core.files import open_tensors
-
-    cache = probe_server.output / "flashgrpo" / "cache"
-    own = [open_tensors(file).get("embedding") for file in cache.glob("*.safetensors")]
-    clip = [open_tensors(file).get("embedding") for file in cache.glob("clip-*/*.safetensors")]
-    assert len(clip) == 7  # six prompts and the empty negative one
-    for embedding in clip:
-        same = [other for other in own if other.shape == embedding.shape]
-        nearest = min(float((embedding - other).norm() / other.norm()) for other in same)
-        assert nearest < 1e-2
+    encoder = load_text_encoder(TINY_TEXT_ENCODER, torch.float32)
+    for text in [*TEXT.splitlines(), ""]:
+        name = f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
+        (file,) = (probe_server.output / "flashgrpo" / "cache").glob(f"clip-*/{name}")
+        clip, own = open_tensors(file).get("embedding"), encoder.embed(text, 32)
+        assert clip.shape == own.shape, text
+        assert float((clip - own).norm() / own.norm()) < 1e-3, text
