@@ -14,13 +14,18 @@ from typing import Any
 Info = dict[str, Any]
 
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
-#: Pixels of the two renderers at zoom 1; the larger of the two decides how high a node is made.
+#: Pixels at zoom 1, measured in the frontends; the highest of the renderers decides how high a node
+#: is made.
 TITLE = 30
 SLOT = 20
-CLASSIC_WIDGET = 24
-NEW_WIDGET = 32
-NEW_EXTRA = 70  # badge row, footer with "Show advanced inputs", paddings
-MULTILINE = 110
+NEW_WIDGET = 30  # Nodes 2.0
+NEW_LINE = 10  # more for a line of text
+NEW_BADGE = 36  # name of the pack
+NEW_FOOTER = 28  # "Show advanced inputs"
+MULTILINE = 100
+MONITOR = 264
+PICTURE = 290  # what a node shows after running, and the line of text while it runs
+PADDING = 14
 GAP = 26  # between nodes of a column
 GROUP_TITLE = 44
 GROUP_MARGIN = 14
@@ -158,7 +163,7 @@ class Graph:
             raise ValueError(f"{type_} has no input {unknown[0]!r}; it has {', '.join(specs)}")
         sockets, widget_sockets, widgets = [], [], []
         node = Node(len(self.nodes) + 1, type_, info, title, (0, 0), widgets, [], {}, mode, colour)
-        shown = hidden = texts = 0
+        shown = hidden = texts = lines = 0
         for name, (kind, options, is_widget) in specs.items():
             value = values.get(name)
             link = value if isinstance(value, Output) else None
@@ -180,6 +185,7 @@ class Graph:
                 hidden += 1
             else:
                 shown += 1
+                lines += kind == "STRING"
             if not options.get("socketless"):
                 widget_sockets.append({**socket, "widget": {"name": name}})
         node.inputs = sockets + widget_sockets
@@ -188,9 +194,12 @@ class Graph:
             node.properties["models"] = models
         if height is None:
             rows = max(len(sockets), len(info["output"])) * SLOT + texts * MULTILINE
-            classic = rows + (shown + hidden) * CLASSIC_WIDGET + 16
-            new = rows + shown * NEW_WIDGET + NEW_EXTRA
-            height = max(classic, new) + (240 if picture else 0)
+            new = rows + shown * NEW_WIDGET + lines * NEW_LINE
+            new += NEW_BADGE if _pack(info) != "comfy-core" else 0
+            # The old frontend's Nodes 2.0 folds nothing away.
+            open_ = rows + (shown + hidden) * NEW_WIDGET
+            height = max(new + (NEW_FOOTER if hidden else 0), open_) + PADDING
+            height += (PICTURE if picture else 0) + (MONITOR if type_ == "FlashGRPOTrain" else 0)
         node.size = (width, math.ceil(height / 10) * 10)
         self.nodes.append(node)
         return node

@@ -75,7 +75,7 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         "Another **run_name** in *Load Wan Policy* starts a new run. More **iterations** in "
         "*Train* go on with this one.",
         width=340,
-        height=370,
+        height=340,
         title="Start here",
     )
     video = _video_settings(g, TINY_PRESET)
@@ -88,10 +88,8 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         continue_from="none",
         width=340,
     )
-    prompts = g.add(
-        "FlashGRPOPrompts", source=TINY_PROMPTS, text_encoder=TINY, width=340, height=400
-    )
-    reward = g.add("FlashGRPORewardTinyWorld", width=440)
+    prompts = g.add("FlashGRPOPrompts", source=TINY_PROMPTS, text_encoder=TINY, width=340)
+    reward = g.add("FlashGRPORewardTinyWorld", width=430)
     train = g.add(
         "FlashGRPOTrain",
         policy=policy["policy"],
@@ -100,27 +98,25 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         reward=reward["reward"],
         iterations=40,
         evaluate_every=10,
-        width=440,
-        height=570,
+        picture=True,
+        width=430,
     )
-    save = g.add(
-        "FlashGRPOSaveLora", lora=train["lora"], name=f"flashgrpo/{TINY_RUN}", width=400, height=190
-    )
+    save = g.add("FlashGRPOSaveLora", lora=train["lora"], name=f"flashgrpo/{TINY_RUN}", width=400)
     compare = g.add(
         "FlashGRPOCompare",
         trained=train["run"],
         prompts=prompts["prompts"],
         video_settings=video["video_settings"],
+        picture=True,
         width=400,
-        height=600,
     )
     after = g.note(
         "**Use the LoRA.** Press **R** to refresh the lists, then open `04b_use_lora_tiny`. "
         "There the stock LoRA loader has it.\n\n"
         "**Your own model:** `03_wan21_1.3b_train` is this graph with Wan 2.1 1.3B.\n\n"
         "**See the loop from inside:** `02_step_by_step`.",
-        width=440,
-        height=190,
+        width=400,
+        height=160,
         title="What next",
     )
     x = g.column(0, read_me, None, video)
@@ -148,11 +144,11 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         "The policy is kept in the run folder, so the next Run goes on with it. For 10 iterations "
         "set the number beside Run to 10.\n\n"
         "*Train* in `01_tiny_demo` is this loop in one node.",
-        width=340,
-        height=430,
+        width=330,
+        height=410,
         title="Start here",
     )
-    video = _video_settings(g, TINY_PRESET)
+    video = _video_settings(g, TINY_PRESET, width=330)
     policy = g.add(
         "FlashGRPOLoadPolicy",
         run_name="step_by_step",
@@ -160,11 +156,9 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         low_noise_model="none",
         vae=TINY,
         continue_from="none",
-        width=330,
+        width=320,
     )
-    prompts = g.add(
-        "FlashGRPOPrompts", source=TINY_PROMPTS, text_encoder=TINY, width=330, height=400
-    )
+    prompts = g.add("FlashGRPOPrompts", source=TINY_PROMPTS, text_encoder=TINY, width=320)
     groups = g.add(
         "FlashGRPOGroups",
         policy=policy["policy"],
@@ -173,25 +167,25 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         group_size=8,
         prompts_per_iteration=6,
         title="1  group",
-        width=400,
-        height=640,
+        picture=True,
+        width=390,
     )
-    reward = g.add("FlashGRPORewardTinyWorld", width=400)
+    reward = g.add("FlashGRPORewardTinyWorld", width=390)
     rollout = g.add(
         "FlashGRPORollout",
         policy=policy["policy"],
         groups=groups["groups"],
         title="2  rollout",
+        picture=True,
         width=430,
-        height=430,
     )
     score = g.add(
         "FlashGRPOScore",
         rollouts=rollout["rollouts"],
         reward=reward["reward"],
         title="3  score, advantage",
+        picture=True,
         width=430,
-        height=480,
     )
     step = g.add(
         "FlashGRPOTrainStep",
@@ -199,8 +193,8 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         scored=score["scored"],
         learning_rate=3e-4,
         title="4  step",
-        width=400,
-        height=560,
+        picture=True,
+        width=390,
     )
     save = g.add(
         "FlashGRPOSaveLora",
@@ -208,8 +202,7 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         name="flashgrpo/step_by_step",
         mode=4,
         title="Save LoRA (off: Ctrl+B switches it on)",
-        width=400,
-        height=190,
+        width=390,
     )
     x = g.column(0, read_me, None, video)
     x = g.column(x, policy, prompts)
@@ -238,11 +231,11 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         "**Faster:** fewer iterations, or *Advanced Training Settings* with a smaller group_size. "
         "**Better:** your own prompts, and more iterations.\n\n"
         "**12 GB card:** choose the 12 GB preset in *Video Settings*.",
-        width=360,
-        height=480,
+        width=350,
+        height=450,
         title="Start here: one night on a 24 GB card",
     )
-    video = _video_settings(g, WAN_PRESET, width=360)
+    video = _video_settings(g, WAN_PRESET, width=350)
     policy = g.add(
         "FlashGRPOLoadPolicy",
         run_name=WAN_RUN,
@@ -252,7 +245,7 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         continue_from="none",
         models=[WAN, VAE],
         listed=False,
-        width=380,
+        width=360,
     )
     prompts = g.add(
         "FlashGRPOPrompts",
@@ -261,11 +254,10 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         negative="blurry, distorted, jerky, watermark, text, low quality",
         models=[UMT5],
         listed=False,
-        width=380,
-        height=400,
+        width=360,
     )
-    technical = g.add("FlashGRPORewardTechnical", width=440)
-    motion = g.add("FlashGRPORewardMotion", previous=technical["reward"], width=440)
+    technical = g.add("FlashGRPORewardTechnical", width=360)
+    motion = g.add("FlashGRPORewardMotion", previous=technical["reward"], width=360)
     train = g.add(
         "FlashGRPOTrain",
         policy=policy["policy"],
@@ -274,19 +266,17 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         reward=motion["reward"],
         iterations=WAN_ITERATIONS,
         evaluate_every=10,
-        width=440,
-        height=570,
+        picture=True,
+        width=430,
     )
-    save = g.add(
-        "FlashGRPOSaveLora", lora=train["lora"], name=f"flashgrpo/{WAN_RUN}", width=440, height=190
-    )
+    save = g.add("FlashGRPOSaveLora", lora=train["lora"], name=f"flashgrpo/{WAN_RUN}", width=400)
     compare = g.add(
         "FlashGRPOCompare",
         trained=train["run"],
         prompts=prompts["prompts"],
         video_settings=video["video_settings"],
-        width=420,
-        height=560,
+        picture=True,
+        width=400,
     )
     after = g.note(
         "**Use the LoRA:** press **R**, then open `04_use_lora`. It needs no trigger word; try "
@@ -295,21 +285,20 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         "about five times the time of 416x240.\n\n"
         "**Look at the videos, not only at the curve.** A reward can be cheated; the help page of "
         "each reward says how.",
-        width=420,
+        width=360,
         height=260,
-        title="What next",
+        title="Good to know",
     )
     x = g.column(0, read_me, None, video)
     x = g.column(x, policy, prompts)
-    x = g.column(x, technical, motion, None, save)
-    x = g.column(x, train, None, after)
-    g.column(x, compare)
+    x = g.column(x, technical, motion, None, after)
+    x = g.column(x, train)
+    g.column(x, save, compare)
     g.group("Videos", BLUE, video)
     g.group("What is trained, on which prompts", BLUE, policy, prompts)
     g.group("Reward: a chain is a mix", GREEN, technical, motion)
     g.group("Training", GREEN, train)
-    g.group("Result", PURPLE, save)
-    g.group("Before and after", PURPLE, compare)
+    g.group("Result", PURPLE, save, compare)
     return g.document()
 
 
@@ -394,7 +383,6 @@ def use_lora_tiny(info: Info, name: str) -> dict[str, Any]:
         text_encoder=TINY,
         title="Encode Prompt",
         width=400,
-        height=220,
     )
     negative = g.add(
         "FlashGRPOEncodePrompt",
@@ -402,7 +390,6 @@ def use_lora_tiny(info: Info, name: str) -> dict[str, Any]:
         text_encoder=TINY,
         title="Negative prompt (not used at cfg 1)",
         width=400,
-        height=200,
     )
     read_me = g.note(
         "**First run `01_tiny_demo`, then press R** to refresh the lists: the run puts its LoRA and "
@@ -483,8 +470,8 @@ def _render(
         filename_prefix="video/flashgrpo",
         format="auto",
         codec="auto",
+        picture=True,
         width=420,
-        height=560,
     )
     x = g.column(0, read_me, None, *loaders)
     x = g.column(x, loader, shift, *prompts)
@@ -516,7 +503,7 @@ def _cost() -> str:
     hours = total * FORWARD_SECONDS / 3600
     return (
         f"{r.prompts_per_iteration} prompts x {r.group_size} videos x {config.schedule.steps} steps "
-        f"with guidance are about {round(total / WAN_ITERATIONS, -2):,.0f} transformer forwards per "
+        f"with guidance are about {round(total / WAN_ITERATIONS, -1):,.0f} transformer forwards per "
         f"iteration, evaluations included. {WAN_ITERATIONS} iterations are {round(total, -3):,.0f} "
         f"forwards; at about {FORWARD_SECONDS} s each (RTX 4090, 416x240, 33 frames) that is "
         f"**{hours:.0f} hours**."

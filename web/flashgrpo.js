@@ -8,6 +8,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 
 const NODE = "FlashGRPOTrain";
+const VIDEO_NODE = "FlashGRPOCompare";
 const POLICY = "FLASHGRPO_POLICY";
 const WIDGET = "flashgrpo_monitor";
 const HEIGHT = 264; // of the widget in canvas units: constant, so that nothing moves or overlaps
@@ -470,6 +471,8 @@ app.registerExtension({
   },
 
   nodeCreated(node) {
+    // Without it the Nodes 2.0 renderer of frontend 1.32.9 takes the mp4 file for a picture.
+    if (node.comfyClass === VIDEO_NODE) node.previewMediaType = "video";
     if (node.comfyClass !== NODE) return;
     const monitor = new Monitor(node);
     monitors.add(monitor);
