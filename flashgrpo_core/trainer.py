@@ -446,6 +446,8 @@ def _loop(trainer: Trainer) -> RunResult:
         if judged:
             validate_run(trainer, state.iteration)
         save(trainer)
+        # A cancel during the last save stops the run too, before it is judged and exported.
+        trainer.control.check()
         if judged and world.is_main:
             # A night that is cancelled later still leaves a LoRA that can be used.
             path = export_run_lora(trainer, latest_weights(trainer), state.iteration)
