@@ -134,8 +134,8 @@ def _is_a(value: Any, kind: str, classes: Mapping[str, type]) -> bool:
 def copy_new(source: Path, target: Path) -> None:
     """Make `target` the same file as `source`, complete or not at all.
 
-    A hard link where the system can: nothing is written twice, and neither name is ever written
-    to again.
+    A hard link where the system can: nothing is written twice. Not on Windows, where a file that
+    ComfyUI has mapped could then no longer be replaced under its other name.
 
     Raises:
         FlashGRPOError: the folder cannot be written.
@@ -144,6 +144,8 @@ def copy_new(source: Path, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if os.name == "nt":
+                raise OSError
             os.link(source, temporary)
         except OSError:
             shutil.copyfile(source, temporary)
