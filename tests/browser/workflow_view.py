@@ -1,0 +1,171 @@
+"""What a person sees of an opened workflow: where nodes are, what covers what, the monitor."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from frontend import Frontend
+
+REPO = Path(__file__).resolve().parents[2]
+WORKFLOWS = REPO / "workflows"
+#: For looking at; not part of the repository.
+SCREENSHOTS = REPO / ".cache" / "screenshots"
+#: What the frontends leave free of menus on a 1920x1080 screen: left, top, right, bottom. The
+#: canvas of the old frontend begins lower while its first-start banner is there.
+FREE = (60, 60, 1920, 1080)
+
+# Screen rectangles of all nodes, as [id, title, left, top, right, bottom].
+_BOXES = """vue => {
+  const view = window.app.canvas, ds = view.ds, screen = view.canvas.getBoundingClientRect();
+  return window.app.graph._nodes.map(node => {
+    let box;
+    if (vue) {
+      const r = document.querySelector(`[data-node-id="${node.id}"]`).getBoundingClientRect();
+      box = [r.left, r.top, r.right, r.bottom];
+    } else {
+      const x = (node.pos[0] + ds.offset[0]) * ds.scale + screen.left;
+      const y = (node.pos[1] - 30 + ds.offset[1]) * ds.scale + screen.top;
+      box = [x, y, x + node.size[0] * ds.scale, y + (node.size[1] + 30) * ds.scale];
+    }
+    return [String(node.id), node.title || node.type, ...box];
+  });
+}"""
+
+_SET = """([type, values]) => {
+  const node = window.app.graph._nodes.find(item => item.type === type);
+  for (const [name, value] of Object.entries(values)) {
+    const widget = node.widgets.find(item => item.name === name);
+    if (!widget) throw new Error(`${type} has no widget ${name}`);
+    widget.value = value;
+    widget.callback?.(value);
+  }
+}"""
+
+_ADD_ADVANCED = """values => {
+  const graph = window.app.graph;
+  const advanced = window.LiteGraph.createNode("FlashGRPOTrainAdvanced");
+  advanced.pos = [0, 4000];
+  graph.add(advanced);
+  for (const [name, value] of Object.entries(values)) {
+    advanced.widgets.find(item => item.name === name).value = value;
+  }
+  advanced.connect(0, graph._nodes.find(item => item.type === "FlashGRPOTrain"), "advanced");
+}"""
+
+_MONITOR = """() => {
+  const monitor = document.querySelector(".flashgrpo-monitor");
+  if (!monitor) return null;
+  const film = monitor.querySelector("img");
+  return {
+    status: monitor.dataset.status,
+    points: Number(monitor.dataset.points),
+    text: monitor.innerText,
+    drawn: monitor.querySelectorAll("svg polyline, svg circle").length,
+    film: film.hidden ? 0 : film.naturalWidth,
+    finish: !monitor.querySelector("button").hidden,
+    inside: monitor.scrollHeight <= monitor.clientHeight + 1,
+  };
+}"""
+
+
+class WorkflowView:
+    """One opened workflow in a tab.
+
+    Args:
+        tab: the tab.
+        vue: whether it uses the Nodes 2.0 renderer.
+    """
+
+    def __init__(self, tab: Frontend, vue: bool) -> None:
+        self.tab = tab
+        self.vue = vue
+
+    def open(self, name: str) -> dict[str, Any]:
+        """Drop a workflow of the pack onto the canvas and return the file's content."""
+        path = WORKFLOWS / f"{name}.json"
+        document = json.loads(path.read_text(encoding="utf-8"))
+        self.tab.load_workflow(path)
+        # Ids alone do not tell: the workflow before may have had the same ones.
+        self.tab.page.wait_for_function(
+            "types => JSON.stringify(window.app.graph._nodes.map(n => n.type).sort())"
+            " === JSON.stringify(types)",
+            arg=sorted(node["type"] for node in document["nodes"]),
+        )
+        if self.vue:
+            self.tab.page.wait_for_function(
+                "() => window.app.graph._nodes.every("
+                "n => document.querySelector(`[data-node-id='${n.id}']`))"
+            )
+        self.tab.page.wait_for_timeout(1000)
+        return document
+
+    def set(self, node_type: str, **values: Any) -> None:
+        """Set widgets of the node of a type."""
+        self.tab.page.evaluate(_SET, [node_type, values])
+
+    def set_advanced(self, **values: Any) -> None:
+        """Link an Advanced Training Settings node to Train."""
+        self.tab.page.evaluate(_ADD_ADVANCED, values)
+
+    def boxes(self) -> dict[str, tuple[float, float, float, float]]:
+        """Screen rectangles of the workflow's own nodes by id and title."""
+        rows = self.tab.page.evaluate(_BOXES, self.vue)
+        return {
+            f"{row[0]} {row[1]}": tuple(row[2:])
+            for row in rows
+            if row[1] != "Advanced Training Settings"
+        }
+
+    def overlaps(self) -> list[str]:
+        """Pairs of nodes of which one covers a part of the other."""
+        boxes = list(self.boxes().items())
+        found = []
+        for index, (first, a) in enumerate(boxes):
+            for second, b in boxes[index + 1 :]:
+                width = min(a[2], b[2]) - max(a[0], b[0])
+                height = min(a[3], b[3]) - max(a[1], b[1])
+                if width > 1 and height > 1:
+                    found.append(f"{first} / {second}: {width:.0f}x{height:.0f}")
+        return found
+
+    def outside(self) -> list[str]:
+        """Nodes that are not completely on the screen."""
+        return [
+            f"{name}: {[round(v) for v in box]}"
+            for name, box in self.boxes().items()
+            if box[0] < FREE[0] or box[1] < FREE[1] or box[2] > FREE[2] or box[3] > FREE[3]
+        ]
+
+    def settle(self, seconds: float = 60.0) -> None:
+        """Wait until pictures and videos of a finished run are shown."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.tab.page.wait_for_timeout(1500)
+            text = self.tab.page.evaluate("document.body.innerText")
+            if "Loading..." not in text and "Calculating dimensions" not in text:
+                return
+        raise AssertionError(f"pictures still loading after {seconds:.0f} s")
+
+    def monitor(self) -> dict[str, Any]:
+        """What the monitor on the Train node shows."""
+        state = self.tab.page.evaluate(_MONITOR)
+        assert state is not None, "the Train node has no monitor"
+        return state
+
+    def wait_monitor(self, what: str, condition: Any, seconds: float = 240.0) -> dict[str, Any]:
+        """Wait until the monitor's state fulfils a condition."""
+        end = time.monotonic() + seconds
+        while True:
+            state = self.monitor()
+            if condition(state):
+                return state
+            assert time.monotonic() < end, f"the monitor never showed {what}: {state}"
+            self.tab.page.wait_for_timeout(300)
+
+    def screenshot(self, name: str) -> None:
+        """Keep a screenshot for people to look at."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.tab.screenshot(SCREENSHOTS / f"{name}.png")
