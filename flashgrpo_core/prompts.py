@@ -115,7 +115,9 @@ def split_prompts(prompts: list[Prompt], validation_share: float, test_share: fl
     unique = list({prompt_key(p.text, p.image): p for p in prompts}.values())
     order = sorted(unique, key=lambda p: prompt_key(p.text, p.image))
     spare = max(len(unique) - 2, 0)
-    n_test = min(max(round(test_share * len(unique)), 1 if test_share > 0 else 0), spare)
+    # One is left for validation when both are asked for and there is enough.
+    reserved = 1 if validation_share > 0 and spare > 1 else 0
+    n_test = min(max(round(test_share * len(unique)), 1 if test_share > 0 else 0), spare - reserved)
     spare -= n_test
     n_val = min(max(round(validation_share * len(unique)), 1 if validation_share > 0 else 0), spare)
     held = {p: "test" for p in order[:n_test]} | {

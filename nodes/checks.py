@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from ..flashgrpo_core.errors import FlashGRPOError
 #: Longest text of a one-line widget, and of a multiline one, in characters.
 MAX_LINE = 512
 MAX_TEXT = 2_000_000
+#: Names that Windows keeps for devices.
+RESERVED = r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)"
 
 
 def check_inputs(
@@ -129,6 +132,23 @@ def _is_a(value: Any, kind: str, classes: Mapping[str, type]) -> bool:
     if kind == "CLIP":
         return all(hasattr(value, name) for name in ("tokenize", "encode_from_tokens_scheduled"))
     raise AssertionError(f"no check for inputs of type {kind}")
+
+
+def check_lora_name(name: str) -> None:
+    """Check a name for a LoRA file below output/loras.
+
+    Raises:
+        FlashGRPOError: naming what is wrong with it.
+    """
+    parts = re.split(r"[\\/]", name)
+    usable = r"\w([\w .,()+-]{0,98}[\w)+-])?"
+    if not all(
+        re.fullmatch(usable, part) and not re.match(RESERVED, part.lower()) for part in parts
+    ):
+        raise FlashGRPOError(
+            f"LoRA name {name[:80]!r} is not usable: letters, digits, space, '.', '-', '_', at most "
+            "100 in each part, no reserved Windows name; '/' makes a subfolder"
+        )
 
 
 def copy_new(source: Path, target: Path) -> None:

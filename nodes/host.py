@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 TINY_CHOICE = "tiny (embedded)"
 NONE_CHOICE = "none"
-#: Names that Windows keeps for devices.
-RESERVED = r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)"
 Interrupted = memory.InterruptProcessingException
 
 #: Called after an error or a cancel, before it reaches ComfyUI.
@@ -154,24 +152,6 @@ def model_path(kind: str, name: str) -> str:
 def lora_file(name: str) -> str | None:
     """Path of the file that LoraLoader takes for `name`, or None when there is none."""
     return folder_paths.get_full_path("loras", name)
-
-
-def loras_name(name: str) -> None:
-    """Check a name for a LoRA file below output/loras.
-
-    Raises:
-        FlashGRPOError: naming what is wrong with it.
-    """
-    resolve_inside(output_folder() / "loras", f"{name}.safetensors")
-    parts = re.split(r"[\\/]", name)
-    usable = r"\w([\w .,()+-]{0,98}[\w)+-])?"
-    if not all(
-        re.fullmatch(usable, part) and not re.match(RESERVED, part.lower()) for part in parts
-    ):
-        raise FlashGRPOError(
-            f"LoRA name {name[:80]!r} is not usable: letters, digits, space, '.', '-', '_', at most "
-            "100 in each part, no reserved Windows name; '/' makes a subfolder"
-        )
 
 
 def publish_lora(source: Path, name: str) -> str:

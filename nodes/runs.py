@@ -15,6 +15,7 @@ from ..flashgrpo_core.runs.events import read_events
 from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.wan.lora import LORA_FORMATS
 from . import host, pictures, pool
+from .checks import check_lora_name
 from .lora_files import newest_lora, write_lora_model, write_policy_lora
 from .pictures import to_image
 from .settings import run_folder
@@ -75,7 +76,7 @@ class SaveLora(host.ComfyNode):
         cls, lora: Policy | dict[str, torch.Tensor], name: str, key_format: str, weights: str
     ) -> io.NodeOutput:
         """Write the file under a name that nothing else has."""
-        host.loras_name(name)
+        check_lora_name(name)
         # Written beside first: the target must appear complete, and only when its name is free.
         draft = host.temp_folder("loras") / f"{uuid.uuid4().hex}.safetensors"
         if isinstance(lora, Policy):

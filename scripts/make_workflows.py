@@ -6,6 +6,7 @@ frontend expects it. The result depends on nothing else: running it again change
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import tempfile
@@ -55,6 +56,7 @@ report(info=asyncio.run(describe()))
 """
 
 
+@functools.cache
 def describe() -> dict[str, Any]:
     """Describe all nodes of the pack, and the stock nodes in use, as `/object_info` does."""
     wanted = sorted(workflow_pages.STOCK_NODES)

@@ -168,6 +168,10 @@ class Frontend:
                 urlsplit(answer.url).path.endswith("/prompt") and answer.request.method == "POST"
             )
         ) as waiting:
+            # A closing dialog's mask can miss the end of its animation in a headless browser.
+            self.page.evaluate(
+                "document.querySelectorAll('.p-overlay-mask-leave').forEach(mask => mask.remove())"
+            )
             self.page.get_by_role("button", name="Run", exact=True).click()
         answer = waiting.value
         if answer.status != 200:

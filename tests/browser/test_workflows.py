@@ -12,6 +12,8 @@ from harness import ComfyServer
 from playwright.sync_api import expect
 from workflow_view import WORKFLOWS, WorkflowView
 
+pytestmark = pytest.mark.matrix
+
 NAMES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
 #: The smallest training that is one.
 SMALL = {
