@@ -1,0 +1,229 @@
+"""The shared workflow files: made from the nodes, and what people need is in them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+REPO = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPO / "scripts"))
+
+import make_workflows  # noqa: E402
+import workflow_graph  # noqa: E402
+import workflow_pages  # noqa: E402
+from workflow_graph import Graph  # noqa: E402
+
+NAMES = sorted(workflow_pages.PAGES)
+FOLDER = make_workflows.FOLDER
+
+
+@pytest.fixture(scope="module")
+def info() -> dict[str, Any]:
+    """Descriptions of the nodes from the real ComfyUI."""
+    return make_workflows.describe()
+
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def notes(name: str) -> str:
+    nodes = load(name)["nodes"]
+    return "\n".join(n["widgets_values"][0] for n in nodes if n["type"] == "MarkdownNote")
+
+
+def test_making_them_again_changes_nothing(info: dict[str, Any]) -> None:
+    made = make_workflows.build(info)
+    assert sorted(made) == sorted(path.name for path in FOLDER.glob("*.json"))
+    for name, text in made.items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, (
+            f"{name} is out of date: run python scripts/make_workflows.py"
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_and_links_fit(name: str, info: dict[str, Any]) -> None:
+    """Both ends of every link agree, and every required input has one."""
+    document = load(name)
+    nodes = {node["id"]: node for node in document["nodes"]}
+    for number, source, slot, target, into, kind in document["links"]:
+        output, place = nodes[source]["outputs"][slot], nodes[target]["inputs"][into]
+        assert output["type"] == kind and number in output["links"]
+        assert kind in place["type"].split(",") and place["link"] == number
+        assert nodes[source]["order"] < nodes[target]["order"]
+    for node in nodes.values():
+        if node["type"] == "MarkdownNote":
+            continue
+        specs = workflow_graph.widget_specs(info[node["type"]])
+        linked = {place["name"] for place in node["inputs"] if place["link"]}
+        for required in info[node["type"]]["input_order"]["required"]:
+            assert specs[required][2] or required in linked, f"{node['type']}.{required}"
+        controls = [k for k, v in specs.items() if workflow_graph.has_control(k, v[0], v[1])]
+        expected = sum(spec[2] for spec in specs.values()) + len(controls)
+        assert len(node["widgets_values"]) == expected, node["type"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_seeds_stay(name: str) -> None:
+    for node in load(name)["nodes"]:
+        assert not {"randomize", "increment", "decrement"} & set(
+            v for v in node["widgets_values"] if isinstance(v, str)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_overlaps_and_all_is_on_the_screen(name: str) -> None:
+    document = load(name)
+    boxes = [
+        (x, y - 30, x + w, y + h)
+        for (x, y), (w, h) in ((n["pos"], n["size"]) for n in document["nodes"])
+    ]
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert min(a[2], b[2]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[1], b[1])
+    titles = [(x, y, x + w, y + 34) for x, y, w, _ in (g["bounding"] for g in document["groups"])]
+    for title in titles:
+        for b in boxes:
+            covered = min(title[2], b[2]) > max(title[0], b[0]) and min(title[3], b[3]) > max(
+                title[1], b[1]
+            )
+            assert not covered, "a node covers the title of a group"
+    scale, (dx, dy) = document["extra"]["ds"]["scale"], document["extra"]["ds"]["offset"]
+    assert scale >= 0.62, "below 0.6 the classic renderer leaves the texts out"
+    spread = workflow_graph.SPREAD
+    for box in boxes:
+        assert (box[0] + dx) * scale >= 60 and (box[1] + dy) * scale >= 90
+        left, top = (min(b[0] for b in boxes) + dx) * scale, (min(b[1] for b in boxes) + dy) * scale
+        assert left + (box[2] - min(b[0] for b in boxes)) * scale * spread <= 1920
+        assert top + (box[3] - min(b[1] for b in boxes)) * scale * spread <= 1080
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_titles_and_notes_are_there(name: str) -> None:
+    document = load(name)
+    assert len(document["groups"]) >= 3 and all(g["title"] for g in document["groups"])
+    assert len(notes(name)) > 200
+
+
+def test_missing_files_are_described() -> None:
+    """Every loader of a real file says its name, folder and official address."""
+    for name in ("03_wan21_1.3b_train", "04_use_lora"):
+        found = {}
+        for node in load(name)["nodes"]:
+            files = [
+                v
+                for v in node["widgets_values"]
+                if isinstance(v, str) and v.endswith(".safetensors") and "/" not in v
+            ]
+            models = {m["name"]: m for m in node["properties"].get("models", [])}
+            assert sorted(models) == sorted(files), node["type"]
+            found |= models
+        assert len(found) == 3
+        for model in found.values():
+            folder, file = model["directory"], model["name"]
+            assert folder in ("diffusion_models", "text_encoders", "vae")
+            assert re.fullmatch(
+                r"https://huggingface\.co/Comfy-Org/Wan_2\.1_ComfyUI_repackaged/resolve/main/"
+                rf"split_files/{folder}/{re.escape(file)}",
+                model["url"],
+            )
+
+
+def test_using_a_lora_needs_no_node_of_ours() -> None:
+    types = {node["type"] for node in load("04_use_lora")["nodes"]} - {"MarkdownNote"}
+    assert types <= workflow_pages.STOCK_NODES
+    assert {"UNETLoader", "CLIPLoader", "CLIPTextEncode", "LoraLoaderModelOnly"} <= types
+    assert {"KSampler", "VAEDecode"} <= types
+    tiny = {node["type"] for node in load("04b_use_lora_tiny")["nodes"]} - {"MarkdownNote"}
+    assert {t for t in tiny if t.startswith("FlashGRPO")} == {"FlashGRPOEncodePrompt"}
+
+
+def test_training_and_rendering_agree() -> None:
+    """The LoRA workflows take the file that the training ones write, at the same settings."""
+    for train, use in (
+        ("01_tiny_demo", "04b_use_lora_tiny"),
+        ("03_wan21_1.3b_train", "04_use_lora"),
+    ):
+        saved = node_of(train, "FlashGRPOSaveLora")["widgets_values"][0]
+        assert node_of(use, "LoraLoaderModelOnly")["widgets_values"][0] == f"{saved}.safetensors"
+        preset = node_of(train, "FlashGRPOVideoSettings")["widgets_values"][0]
+        width, height, frames, _ = node_of(use, "EmptyHunyuanLatentVideo")["widgets_values"]
+        _, _, steps, cfg, sampler, scheduler, _ = node_of(use, "KSampler")["widgets_values"]
+        shift = node_of(use, "ModelSamplingSD3")["widgets_values"][0]
+        tables = presets()[preset]
+        rollout, schedule = tables["rollout"], tables["schedule"]
+        assert (width, height, frames) == (rollout["width"], rollout["height"], rollout["frames"])
+        assert (steps, cfg) == (schedule["steps"], rollout["guidance"])
+        # 0 in a preset is the model's own shift, 3 below 720p.
+        assert shift == (schedule["shift"] or 3.0)
+        assert (sampler, scheduler) == ("euler", "simple")
+
+
+def node_of(name: str, kind: str) -> dict[str, Any]:
+    found = [node for node in load(name)["nodes"] if node["type"] == kind]
+    assert len(found) == 1, kind
+    return found[0]
+
+
+def presets() -> dict[str, Any]:
+    """The presets without ComfyUI: their module needs nothing else."""
+    spec = importlib.util.spec_from_file_location("presets", REPO / "nodes" / "video_presets.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PRESETS
+
+
+def test_notes_answer_the_usual_questions() -> None:
+    assert "trigger word" in notes("03_wan21_1.3b_train") + notes("04_use_lora")
+    for part in ("trigger word", "0.5 to 1.5", "size, steps, shift and guidance"):
+        assert part in notes("04_use_lora")
+    assert "size you render" in notes("03_wan21_1.3b_train")
+    assert "01_tiny_demo" in notes("04b_use_lora_tiny") and "press R" in notes("04b_use_lora_tiny")
+
+
+def test_the_night_adds_up() -> None:
+    """The numbers in the note of 03 multiply to hours of one night."""
+    text = notes("03_wan21_1.3b_train")
+    match = re.search(
+        r"about ([\d,]+) transformer forwards per iteration.* (\d+) iterations are ([\d,]+) "
+        r"forwards; at about ([\d.]+) s each .* that is \*\*(\d+) hours\*\*",
+        text,
+    )
+    assert match is not None, text
+    each, iterations, total, seconds, hours = (float(v.replace(",", "")) for v in match.groups())
+    assert iterations == node_of("03_wan21_1.3b_train", "FlashGRPOTrain")["widgets_values"][1]
+    assert abs(each * iterations - total) <= 0.01 * total
+    assert abs(total * seconds / 3600 - hours) <= 0.5
+    assert 3 <= hours <= 9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_has_a_picture(name: str) -> None:
+    path = FOLDER / f"{name}.jpg"
+    assert path.stat().st_size < 300_000
+    with Image.open(path) as picture:
+        assert picture.format == "JPEG"
+        assert picture.width >= 480 and picture.height >= 270
+
+
+def test_wrong_values_are_refused(info: dict[str, Any]) -> None:
+    graph = Graph(info, "broken")
+    for values, message in (
+        ({"no_such_input": 1}, "has no input"),
+        ({"strength": 11.0, "lora": "x"}, "outside"),
+        ({"strength": 1.0}, "list differs"),
+        ({"lora": "x", "previous": "text"}, "takes a link"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            graph.add("FlashGRPOFrozenLora", listed=False, **values)
+    with pytest.raises(ValueError, match="needs 'policy'"):
+        graph.add("FlashGRPOTrain")
+    with pytest.raises(ValueError, match="is not one of"):
+        graph.add("FlashGRPOVideoSettings", fields={"preset": "huge"})
