@@ -204,6 +204,7 @@ def test_the_night_adds_up() -> None:
     assert 3 <= hours <= 9
 
 
+@pytest.mark.matrix  # the pictures are screenshots of the matrix of workflows and frontends
 @pytest.mark.parametrize("name", NAMES)
 def test_each_has_a_picture(name: str) -> None:
     path = FOLDER / f"{name}.jpg"
