@@ -211,6 +211,7 @@ from safetensors.torch import save_file
 from flashgrpo_core.wan.lora import export_lora, target_modules
 
 modules = target_modules(policy, ["attention", "ffn"])
+torch.manual_seed(0)  # PEFT draws lora_A from the global generator
 policy.add_adapter(LoraConfig(r=4, lora_alpha=8, target_modules=modules))
 weights = {}
 for name, module in policy.named_modules():
@@ -250,7 +251,11 @@ def measure(file_name, tensors):
 for fmt in ("comfyui", "kohya"):
     good = export_lora(weights, 8.0, fmt)
     halved = {key: value / 2 if key.endswith(".alpha") else value for key, value in good.items()}
-    renamed = {key.replace("self_attn", "attn1"): value for key, value in good.items()}
+    # Module names that no loader knows.
+    names = {"self_attn": "attn1", "cross_attn": "attn2", "ffn": "net"}
+    renamed = dict(good)
+    for old, new in names.items():
+        renamed = {key.replace(old, new): value for key, value in renamed.items()}
     measurements = {
         "good": measure(fmt + "_good", good),
         "alpha_halved": measure(fmt + "_alpha_halved", halved),
