@@ -20,6 +20,8 @@ from .wan.vae import decode_latents
 
 #: Receives (prompt, group id, sample index, video uint8 `[T, H, W, 3]`) of each decoded video.
 Keep = Callable[[str, str, int, np.ndarray], None]
+#: Scores of `n` videos: term values and all reported parts (float64 `[n]` each), valid `[n]`.
+Piece = tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def score_latents(
     decode_batch: int,
     control: Control,
     keep: Callable[[int, np.ndarray], None] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+) -> Piece:
     """Decode and score latents `[n, C, T, H, W]`.
 
     Returns:
@@ -108,15 +110,9 @@ def score_rollouts(
         raise FlashGRPOError(
             f"groups of sizes {sorted(sizes)} cannot be scored together: use one size"
         )
-    shape = (len(groups), sizes.pop())
-    index = {group.group_id: p for p, group in enumerate(groups)}
-    labels = reward.labels
-    terms = {label: np.zeros(shape) for label in labels}
-    valid = np.zeros(shape)
-    parts: dict[str, np.ndarray] = {}
+    pieces: list[tuple[Rollout, Piece]] = []
     for rollout in rollouts:
-        group, row = rollout.group, index[rollout.group.group_id]
-        columns = slice(rollout.samples.start, rollout.samples.stop)
+        group, n = rollout.group, len(rollout.samples)
 
         def hand_on(i: int, video: np.ndarray, rollout: Rollout = rollout) -> None:
             group, sample = rollout.group, rollout.samples[i]
@@ -125,8 +121,7 @@ def score_rollouts(
             if keep is not None:
                 keep(group.prompt, group.group_id, sample, video)
 
-        n = len(rollout.samples)
-        got, reported, ok = score_latents(
+        piece = score_latents(
             vae,
             rollout.final,
             [group.prompt] * n,
@@ -137,6 +132,26 @@ def score_rollouts(
             control,
             hand_on,
         )
+        pieces.append((rollout, piece))
+    return gather_scores(groups, pieces, reward, world)
+
+
+def gather_scores(
+    groups: Sequence[PromptGroup],
+    pieces: Sequence[tuple[Rollout, Piece]],
+    reward: RewardMix,
+    world: World,
+) -> Scores:
+    """Put this rank's scored rollouts into arrays `[P, G]` and add up those of all ranks."""
+    shape = (len(groups), groups[0].size)
+    index = {group.group_id: p for p, group in enumerate(groups)}
+    labels = reward.labels
+    terms = {label: np.zeros(shape) for label in labels}
+    valid = np.zeros(shape)
+    parts: dict[str, np.ndarray] = {}
+    for rollout, (got, reported, ok) in pieces:
+        row = index[rollout.group.group_id]
+        columns = slice(rollout.samples.start, rollout.samples.stop)
         for label in labels:
             terms[label][row, columns] = got[label]
         for label, value in reported.items():
