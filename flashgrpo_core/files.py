@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from . import fence
 from .errors import FlashGRPOError
 from .tensor_file import DTYPES, TensorFile, open_tensors
 
@@ -144,12 +145,14 @@ def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
 def _atomic(path: Path) -> Iterator[BinaryIO]:
     """A binary handle whose content replaces `path` when the block ends without an error."""
     temporary = path.parent / f".tmp-{os.getpid()}-{secrets.token_hex(4)}"
+    fence.check(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb") as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
+        fence.check(path)
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as exc:

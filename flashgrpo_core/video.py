@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from . import fence
 from .errors import FlashGRPOError
 
 av: Any
@@ -66,11 +67,13 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, *, crf: int = CRF
     video = np.pad(
         video, ((0, 0), (0, video.shape[1] % 2), (0, video.shape[2] % 2), (0, 0)), mode="edge"
     )
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
+    temporary = path.with_name(f".{path.stem}.{fence.unique()}.tmp.mp4")
     encode = _encode_av if av is not None else _encode_ffmpeg
+    fence.check(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         encode(temporary, video, fps, crf)
+        fence.check(path)
         os.replace(temporary, path)
     except _FAILURES as exc:
         raise FlashGRPOError(

@@ -25,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
+from .. import fence
 from ..errors import FlashGRPOError
 from ..files import save_tensors
 
@@ -67,8 +68,8 @@ def save_checkpoint(
     """
     folder = Path(folder)
     target = folder / checkpoint_name(iteration)
-    temporary = folder / f".tmp-{iteration}-{os.getpid()}"
-    aside = folder / f".old-{iteration}-{os.getpid()}"
+    temporary = folder / f".tmp-{iteration}-{fence.unique()}"
+    aside = folder / f".old-{iteration}-{fence.unique()}"
     for stem in tensors:
         if not _STEM.fullmatch(stem):
             raise FlashGRPOError(
@@ -76,8 +77,7 @@ def save_checkpoint(
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if temporary.exists():
-            _remove(temporary)
+        fence.check(folder)
         os.mkdir(temporary)
         files = {}
         for stem in sorted(tensors):
@@ -241,10 +241,8 @@ def prune(folder: str | Path, keep: int, best: int | None = None, every: int = 1
     removed = []
     for iteration, path in found.items():
         if iteration not in kept:
-            trash = path.parent / f".trash-{iteration}-{os.getpid()}"
+            trash = path.parent / f".trash-{iteration}-{fence.unique()}"
             try:
-                if trash.exists():
-                    _remove(trash)
                 _rename(path, trash)
                 _remove(trash)
             except OSError as exc:
@@ -310,6 +308,7 @@ def _write_synced(path: Path, text: str) -> None:
 
 def _rename(source: Path, target: Path) -> None:
     """Rename a folder; waits out the short sharing violations of Windows virus scanners."""
+    fence.check(target)
     for pause in (0.05, 0.2, 0.8):
         try:
             os.rename(source, target)
@@ -323,6 +322,7 @@ def _rename(source: Path, target: Path) -> None:
 
 def _remove(path: Path) -> None:
     """Delete a file or folder; waits out sharing violations like `_rename`."""
+    fence.check(path)
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return

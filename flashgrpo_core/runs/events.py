@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .. import fence
 from ..errors import FlashGRPOError
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ def _append_text(path: Path, text: str) -> None:
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
         )
         try:
+            # After opening: who takes a run over replaces the file behind this handle.
+            fence.check(path)
             data = memoryview(text.encode("utf-8"))
             while data:
                 data = data[os.write(handle, data) :]
@@ -90,6 +93,7 @@ def repair(path: Path) -> bool:
             rest = tail[tail.rfind(b"\n") + 1 :]
             if not rest:
                 return False
+            fence.check(path)
             if _parse(rest) is not None:
                 file.seek(0, os.SEEK_END)
                 file.write(b"\n")
