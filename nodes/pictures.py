@@ -86,7 +86,8 @@ def curve(
         x += 60 + int(draw.textlength(text, font=small))
     if test:
         text = "test: " + _change(test[-1])
-        draw.text((size[0] - 20, 14), text, font=small, fill=INK, anchor="ra")
+        # Below the title, which may take the whole width.
+        draw.text((size[0] - 20, 37), text, font=small, fill=INK, anchor="ra")
     return picture
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,9 +92,9 @@ class Frontend:
         self.console_errors: list[str] = []
         self.foreign_requests: list[str] = []
         self._settings_file = server.user / "default" / "comfy.settings.json"
-        # Without the first one the Templates dialog covers the canvas at the first start.
-        self._added = {"Comfy.TutorialCompleted": True, **(settings or {})}
-        self._write_settings(self._added)
+        # Without the first one the Templates dialog covers the canvas at the first start. Nothing
+        # else is kept: what a tab before this one has opened or moved would still be there.
+        self._write_settings({"Comfy.TutorialCompleted": True, **(settings or {})})
         self._context = browser.new_context(viewport=SCREEN, locale="en-US")
         self.page: Page = self._context.new_page()
         self.page.set_default_timeout(TIMEOUT_MS)
@@ -192,21 +191,14 @@ class Frontend:
         return path
 
     def close(self) -> None:
-        """Close the tab and take back its settings."""
+        """Close the tab and forget its settings."""
         self._context.close()
-        self._write_settings({}, remove=self._added)
+        self._write_settings({})
 
-    def _read_settings(self) -> dict[str, Any]:
-        if not self._settings_file.exists():
-            return {}
-        return json.loads(self._settings_file.read_text(encoding="utf-8"))
-
-    def _write_settings(self, changed: dict[str, Any], remove: Iterable[str] = ()) -> None:
-        """Edit the file: the server has no route that removes a setting."""
-        if changed or remove:
-            kept = {k: v for k, v in self._read_settings().items() if k not in set(remove)}
-            self._settings_file.parent.mkdir(parents=True, exist_ok=True)
-            self._settings_file.write_text(json.dumps(kept | changed), encoding="utf-8")
+    def _write_settings(self, settings: dict[str, Any]) -> None:
+        """Replace the file: the server has no route that removes a setting."""
+        self._settings_file.parent.mkdir(parents=True, exist_ok=True)
+        self._settings_file.write_text(json.dumps(settings), encoding="utf-8")
 
     def _refuse(self, route: Any) -> None:
         self.foreign_requests.append(route.request.url)
