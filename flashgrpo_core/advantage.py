@@ -15,6 +15,9 @@ from .errors import FlashGRPOError
 
 ADVANTAGE_STDS = ("update", "group", "max_group", "none", "raw_update")
 
+#: Largest share of an update's videos that may be masked.
+MAX_MASKED = 0.1
+
 _DELTA = 1e-4
 
 
@@ -101,6 +104,34 @@ def compute_advantages(
         values = centred / divisor
     values = np.where(used, np.clip(values, -clamp, clamp), 0.0)
     return Advantages(values, used, zero_variance, too_few, float(divisor_total.mean()))
+
+
+def check_masked(valid: np.ndarray, least: int = 2) -> None:
+    """Refuse to go on with what too many failed scores have left over.
+
+    Args:
+        valid: bool `[P, G]`, False where the score of a video failed.
+        least: scored videos that each group must keep.
+
+    Raises:
+        FlashGRPOError: more than `MAX_MASKED` of the videos are masked, or a group has too few.
+    """
+    masked, count = int((~valid).sum()), valid.size
+    fix = (
+        "the log names the reward and the reason; start its server again or fix the reward, then "
+        "resume"
+    )
+    if masked > MAX_MASKED * count:
+        raise FlashGRPOError(
+            f"{masked} of {count} videos have no score, at most {MAX_MASKED:.0%} may be left out: "
+            f"{fix}"
+        )
+    left = valid.sum(1)
+    if count and left.min() < least:
+        raise FlashGRPOError(
+            f"group {int(left.argmin()) + 1} has {int(left.min())} scored videos left of "
+            f"{valid.shape[1]}, it needs {least}: {fix}"
+        )
 
 
 def weighted_sum(terms: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:

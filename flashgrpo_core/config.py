@@ -97,8 +97,9 @@ class RewardConfig:
     """The reward: a weighted mix of named terms."""
 
     terms: list[dict[str, Any]] = option([], "Tables with `name`, `weight` and the term's own options; empty = technical + motion (tiny: tiny_world).")
-    on_nan: str = option("error", "A score that is not finite: stop with an error, or mask the video out of its group.", choices=("error", "mask"))
+    on_nan: str = option("auto", "A score that is not finite: stop with an error, or mask the video out of its group; auto masks when a term is served by another process, which may fail for a moment, else stops.", choices=("auto", "error", "mask"), identity=False)
     normalise: bool = option(True, "Standardise each term's advantage on its own before weighting, so that no term decides by its scale.")
+    overlap: bool = option(False, "Score one micro-batch in a thread while the next is sampled: saves the time of served rewards and of rewards on another device. Same numbers; both networks stay on the device.", identity=False)
 
 
 @dataclass

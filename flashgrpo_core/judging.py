@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from .advantage import check_masked
 from .evaluation import EvalScores, evaluate, paired_interval
 from .prompts import Prompt
 from .video import write_mp4
@@ -179,6 +180,7 @@ def _sample(
         world=trainer.world,
         keep=keep if trainer.world.is_main else None,
     )
+    check_masked(~np.isnan(scores.total), least=0)
     if entries:
         trainer.folder.add_samples(entries)
     return scores

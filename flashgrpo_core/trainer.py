@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import __version__
-from .advantage import Advantages, compute_advantages
+from .advantage import Advantages, check_masked, compute_advantages
 from .build import (
     Networks,
     build_eval_reward,
@@ -107,6 +107,7 @@ class Trainer:
         self.reward = build_reward(config)
         self.eval_reward = build_eval_reward(config)
         self.state = RunState()
+        self.saved = 0  # iteration of the last checkpoint
         self.best: dict[str, torch.Tensor] | None = None
         if embeddings is not None:
             self.context = given_embeddings(config, self.prompts, embeddings)
@@ -178,7 +179,8 @@ class Trainer:
         return scores
 
     def advantage(self, scores: Scores) -> Advantages:
-        """Group-relative advantages."""
+        """Group-relative advantages; stops when too many scores have failed."""
+        check_masked(scores.valid)
         loss = self.config.loss
         return compute_advantages(
             scores.terms,
@@ -340,16 +342,16 @@ def train(
         )
     folder = RunFolder(config.run.output, config.run.name)
     fresh = not folder.exists()
-    if fresh:
-        preflight(config, files=networks is None)
-    world.barrier()
-    prepare_folder(folder, config, resume, world)
-    done = finished_result(folder, config)
-    if done is not None:
-        return done
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     try:
+        if fresh:
+            preflight(config, files=networks is None)
+        world.barrier()
+        prepare_folder(folder, config, resume, world)
+        done = finished_result(folder, config)
+        if done is not None:
+            return done
+        if config.run.threads:
+            torch.set_num_threads(config.run.threads)
         with folder.lock() if world.is_main else nullcontext():
             networks = networks or load_networks(
                 config, pick_device(config.model.device) if world.size == 1 else world.device
@@ -364,8 +366,14 @@ def train(
                 embeddings=embeddings,
             )
             return run(trainer)
-    except FlashGRPOError:
-        if fresh and world.is_main and not list_checkpoints(folder.checkpoints):
+    except Cancelled:
+        # Asked to stop before the first iteration, while prompts were encoded.
+        world.leave()
+        return RunResult("stopped", folder.path, 0, -1, [], None, None)
+    except Exception as exc:
+        world.leave(failed=True)
+        trained = bool(list_checkpoints(folder.checkpoints))
+        if isinstance(exc, FlashGRPOError) and fresh and world.is_main and not trained:
             # Nothing was trained: a name must not be taken by a mistake.
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
@@ -416,16 +424,11 @@ def run(trainer: Trainer) -> RunResult:
     try:
         return _loop(trainer)
     except Cancelled:
-        trainer.event("run_finished", trainer.state.iteration, status="stopped", lora=None)
-        return RunResult(
-            "stopped",
-            folder.path,
-            trainer.state.iteration,
-            trainer.state.best_iteration,
-            [],
-            None,
-            None,
-        )
+        world.leave()
+        saved = trainer.saved
+        trainer.event("run_finished", saved, status="stopped", lora=None)
+        best = trainer.state.best_iteration
+        return RunResult("stopped", folder.path, saved, min(best, saved), [], None, None)
     except Exception as exc:
         if world.is_main and isinstance(exc, FlashGRPOError):
             trainer.event(
@@ -441,7 +444,7 @@ def _loop(trainer: Trainer) -> RunResult:
         validate_run(trainer, 0)
     while state.iteration < config.run.iterations and not out_of_patience(trainer):
         trainer.iterate()
-        last = state.iteration == config.run.iterations or trainer.control.finish()
+        last = state.iteration == config.run.iterations or world.anyone(trainer.control.finish())
         judged = bool(every) and (last or state.iteration % every == 0)
         if judged:
             validate_run(trainer, state.iteration)

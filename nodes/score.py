@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from comfy_api.latest import io, ui
 
-from ..flashgrpo_core.advantage import compute_advantages
+from ..flashgrpo_core.advantage import check_masked, compute_advantages
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.rewards.mix import RewardMix
 from ..flashgrpo_core.scoring import score_rollouts
@@ -75,6 +75,7 @@ class ScoreRollouts(host.ComfyNode):
             control=control,
             keep=keep,
         )
+        check_masked(scores.valid)
         advantages = compute_advantages(
             scores.terms,
             scores.weights,

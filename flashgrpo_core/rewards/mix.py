@@ -1,12 +1,16 @@
-"""The reward of a run: a weighted sum of named terms."""
+"""The reward of a run: a weighted sum of named terms.
+
+Scoring has two stages. `RewardMix.measure` looks at each video on its own; it runs wherever the
+videos are. `RewardMix.compare` looks at the numbers of a whole group; it runs after they were
+gathered from all processes.
+"""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,17 +18,18 @@ import numpy as np
 from ..control import Control
 from ..errors import FlashGRPOError
 from .batch import VideoBatch
+from .terms import Term, TermBuilder, is_group_wise
 
 log = logging.getLogger(__name__)
 
-#: Keys of a term that belong to the mix; all others are options of the reward.
-TERM_KEYS = ("name", "weight", "clip", "gate")
-#: Keys of a gate that belong to the mix; all others are options of the gating reward.
-GATE_KEYS = ("name", "above", "below", "otherwise")
-
 
 class Reward(Protocol):
-    """What the mix asks of a reward."""
+    """What the mix asks of a reward.
+
+    `score` may take the host as a second parameter named `control`. A reward that compares the
+    videos of a group has `feature_size`, `features(batch)` (float64 `[B, feature_size]`) and
+    `compare(features)` (`[n, feature_size]` of one group to `[n]`) instead.
+    """
 
     name: str
 
@@ -34,15 +39,45 @@ class Reward(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class MixedScores:
-    """The scores of one batch of `B` videos. All arrays are float64 `[B]` unless said otherwise.
+class Measured:
+    """What is known of `B` videos, each on its own.
 
     Attributes:
-        terms: value of each weighted term (after its clip and gate), by label.
+        terms: float64 `[B]` by label: the value of a term after its clip and gate; for a group-wise
+            reward 1 where its gate is open, else 0.
+        features: float64 `[B, D]` by label, of group-wise rewards.
+        parts: everything that was measured, float64 `[B]`, by label or `label.part`.
+        valid: bool `[B]`, False where a term is not finite (only with `on_nan="mask"`).
+    """
+
+    terms: dict[str, np.ndarray]
+    features: dict[str, np.ndarray]
+    parts: dict[str, np.ndarray]
+    valid: np.ndarray
+
+    @staticmethod
+    def joined(pieces: Sequence[Measured]) -> Measured:
+        """Pieces one behind the other; at least one."""
+
+        def join(which: str) -> dict[str, np.ndarray]:
+            tables = [getattr(piece, which) for piece in pieces]
+            return {key: np.concatenate([t[key] for t in tables]) for key in tables[0]}
+
+        valid = np.concatenate([piece.valid for piece in pieces])
+        return Measured(join("terms"), join("features"), join("parts"), valid)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedScores:
+    """The scores of `B` videos. All arrays are float64 `[B]` unless said otherwise.
+
+    Attributes:
+        terms: value of each weighted term (after clip, gate and comparison), by label.
         weights: weight of each term, by label.
         parts: everything that was measured, by label or `label.part`; for charts and reports.
         total: sum over terms of weight times value; NaN where a term is not finite.
         valid: bool `[B]`, False where a term is not finite (only with `on_nan="mask"`).
+        compared: for a win rate, the values that were compared, by their own label.
     """
 
     terms: dict[str, np.ndarray]
@@ -50,56 +85,50 @@ class MixedScores:
     parts: dict[str, np.ndarray]
     total: np.ndarray
     valid: np.ndarray
-
-
-@dataclass
-class _Gate:
-    reward: Reward
-    above: float
-    below: float
-    otherwise: float
-
-
-@dataclass
-class _Term:
-    label: str
-    weight: float
-    reward: Reward
-    clip: tuple[float, float] | None = None
-    gate: _Gate | None = None
+    compared: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class RewardMix:
     """A weighted sum of rewards.
 
     Each entry of `terms` is a table with `name`, `weight` (default 1) and the options of that
-    reward. Two more keys shape a term: `clip = [low, high]` limits its value, and
-    `gate = {name = "technical", above = 0.5}` counts it only for videos whose gating reward lies
-    above (or `below`) a threshold; the others get `otherwise` (default 0). Options of the gating
-    reward stand in the same table. A repeated name gets the label `name#2`, `name#3`, ...
+    reward. More keys shape a term:
+
+    - `part = "smooth"` takes a reported part of the reward instead of its total;
+    - `clip = [low, high]` limits the value;
+    - `gate = {name = "technical", above = 0.5}` counts it only for videos whose gating reward lies
+      above (or `below`) a threshold; the others get `otherwise` (default 0). Options of the gating
+      reward stand in the same table;
+    - `group = "win_rate"` replaces the value by the share of the other videos of the group that it
+      beats (a tie counts half).
+
+    A repeated name gets the label `name#2`, `name#3`, ...; a win rate is labelled `name.win_rate`.
 
     A failed score stays NaN and is never replaced by a number: with `on_nan="error"` it stops the
     run, with `"mask"` the video leaves its group.
 
     Args:
         terms: the tables, at least one.
-        on_nan: `error` or `mask`.
+        on_nan: `error`, `mask`, or `auto`: mask when the class of a reward sets `served = True`
+            (another process, which may fail for a moment), else error.
 
     Raises:
         FlashGRPOError: an unknown reward or option, or a bad value.
     """
 
-    def __init__(self, terms: list[dict[str, Any]], on_nan: str = "error") -> None:
-        if on_nan not in ("error", "mask"):
-            raise FlashGRPOError(f"reward.on_nan = {on_nan!r} must be 'error' or 'mask'")
+    def __init__(self, terms: list[dict[str, Any]], on_nan: str = "auto") -> None:
+        if on_nan not in ("auto", "error", "mask"):
+            raise FlashGRPOError(f"reward.on_nan = {on_nan!r} must be 'auto', 'error' or 'mask'")
         if not terms:
             raise FlashGRPOError("the reward has no terms: add one, e.g. {name = 'motion'}")
+        builder = TermBuilder()
+        self._terms = [builder.term(i, table) for i, table in enumerate(terms, start=1)]
+        #: The rewards, each once however many terms and gates use it.
+        self.rewards = builder.rewards
+        if on_nan == "auto":
+            served = any(getattr(reward, "served", False) for reward in self.rewards)
+            on_nan = "mask" if served else "error"
         self.on_nan = on_nan
-        self._built: dict[str, Reward] = {}
-        self._terms: list[_Term] = []
-        seen: dict[str, int] = {}
-        for position, table in enumerate(terms, start=1):
-            self._terms.append(self._build_term(position, table, seen))
 
     @property
     def labels(self) -> list[str]:
@@ -111,8 +140,21 @@ class RewardMix:
         """The weight of each term, by label."""
         return {term.label: term.weight for term in self._terms}
 
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        """Length of the feature vectors of each group-wise term, by label."""
+        return {t.label: int(t.reward.feature_size) for t in self._terms if t.group_wise}
+
     def score(self, batch: VideoBatch, control: Control | None = None) -> MixedScores:
-        """Score a batch, one video and reward at a time so that a stop takes effect quickly.
+        """Measure a batch and compare inside its groups (videos of equal `group_ids`).
+
+        Raises:
+            FlashGRPOError: see `measure` and `compare`.
+        """
+        return self.compare(self.measure(batch, control), batch.group_ids)
+
+    def measure(self, batch: VideoBatch, control: Control | None = None) -> Measured:
+        """Look at each video, one video and reward at a time so that a stop takes effect quickly.
 
         A reward whose class sets `whole_batch = True` gets all videos in one call instead.
 
@@ -121,41 +163,82 @@ class RewardMix:
                 `on_nan="error"`) a value that is not finite.
         """
         control = control or Control()
-        count = len(batch)
-        by_reward = {
-            id(reward): self._score_reward(reward, batch, control)
-            for reward in self._built.values()
-        }
+        results = {id(r): self._of_reward(r, batch, control) for r in self.rewards}
         terms: dict[str, np.ndarray] = {}
         parts: dict[str, np.ndarray] = {}
-        total = np.zeros(count)
+        features: dict[str, np.ndarray] = {}
+        valid = np.ones(len(batch), dtype=bool)
         for term in self._terms:
-            values = by_reward[id(term.reward)]
-            raw = values[term.reward.name]
-            for key, part in values.items():
-                parts[term.label + key[len(term.reward.name) :]] = part
-            value = raw
-            if term.clip is not None:
+            found = results[id(term.reward)]
+            if term.group_wise:
+                features[term.label] = found["features"]
+                value = np.where(np.isfinite(found["features"]).all(1), 1.0, np.nan)
+            else:
+                value = _pick(term.reward, found, term.value)
+                if term.value == term.reward.name:
+                    parts |= {term.base + k[len(term.value) :]: v for k, v in found.items()}
+            raw = value
+            if term.clip is not None and not term.group_wise:
                 value = np.clip(value, *term.clip)  # NaN stays NaN
             if term.gate is not None:
-                gate = by_reward[id(term.gate.reward)][term.gate.reward.name]
+                gate = _pick(term.gate.reward, results[id(term.gate.reward)], term.gate.value)
                 parts[f"{term.label}.gate"] = gate
                 open_ = (gate > term.gate.above) & (gate < term.gate.below)
-                value = np.where(open_, value, term.gate.otherwise)
-                value = np.where(np.isfinite(gate), value, np.nan)
-            if value is not raw:
-                parts[f"{term.label}.raw"] = raw
-            parts[term.label] = value
+                shut = 0.0 if term.group_wise else term.gate.otherwise
+                value = np.where(np.isfinite(gate), np.where(open_, value, shut), np.nan)
+            if value is not raw and not term.group_wise:
+                parts[f"{term.base}.raw"] = raw
+            if not term.group_wise:
+                parts[term.base] = value
             terms[term.label] = value
-            total = total + term.weight * value
-        valid = np.ones(count, dtype=bool)
-        for label, value in terms.items():
             finite = np.isfinite(value)
             if not finite.all():
-                self._report_bad(label, np.flatnonzero(~finite), value)
+                self._report_bad(term.label, np.flatnonzero(~finite), value)
             valid &= finite
-        total = np.where(valid, total, np.nan)
-        return MixedScores(terms, self.weights, parts, total, valid)
+        return Measured(terms, features, parts, valid)
+
+    def compare(self, measured: Measured, group_ids: Iterable[Any]) -> MixedScores:
+        """Finish the scores: compare inside groups, weigh and add up.
+
+        Args:
+            measured: `B` videos; all videos of a group must be among them.
+            group_ids: their `B` group ids; a masked video takes no part in its group.
+
+        Raises:
+            FlashGRPOError: a group-wise reward returned something else than a number per video.
+        """
+        groups: dict[Any, list[int]] = {}
+        for index, group in enumerate(group_ids):
+            if measured.valid[index]:
+                groups.setdefault(group, []).append(index)
+        terms = dict(measured.terms)
+        parts = dict(measured.parts)
+        compared: dict[str, np.ndarray] = {}
+        for term in self._terms:
+            value = measured.terms[term.label]
+            if term.win_rate:
+                compared[term.base] = value
+            elif not term.group_wise:
+                continue
+            result = np.full(len(value), np.nan)
+            for members in groups.values():
+                if term.win_rate:
+                    result[members] = win_rate(value[members])
+                else:
+                    result[members] = _compared(term, measured.features[term.label][members])
+            if term.group_wise:
+                parts[f"{term.label}.raw"] = result
+                if term.clip is not None:
+                    result = np.clip(result, *term.clip)
+                if term.gate is not None:
+                    result = np.where(value == 0, term.gate.otherwise, result)
+                    result = np.where(np.isfinite(value), result, np.nan)
+            terms[term.label] = parts[term.label] = result
+        total = np.zeros(len(measured.valid))
+        for term in self._terms:
+            total = total + term.weight * terms[term.label]
+        total = np.where(measured.valid, total, np.nan)
+        return MixedScores(terms, self.weights, parts, total, measured.valid, compared)
 
     def _report_bad(self, label: str, videos: np.ndarray, value: np.ndarray) -> None:
         where = ", ".join(str(i) for i in videos[:8]) + (", ..." if len(videos) > 8 else "")
@@ -166,17 +249,15 @@ class RewardMix:
             )
         log.warning("reward %r is not finite for video %s of %d", label, where, len(value))
 
-    def _score_reward(
-        self, reward: Reward, batch: VideoBatch, control: Control
-    ) -> dict[str, np.ndarray]:
+    def _of_reward(self, reward: Any, batch: VideoBatch, control: Control) -> dict[str, np.ndarray]:
         count = len(batch)
         if getattr(reward, "whole_batch", False) or count == 0:
             control.check()
-            return _checked(reward, reward.score(batch), count, first=0)
+            return _call(reward, batch, control, first=0)
         rows: list[dict[str, np.ndarray]] = []
         for index in range(count):
             control.check()
-            rows.append(_checked(reward, reward.score(batch.select([index])), 1, first=index))
+            rows.append(_call(reward, batch.select([index]), control, first=index))
             if rows[index].keys() != rows[0].keys():
                 raise FlashGRPOError(
                     f"reward {reward.name!r} reported other parts for video {index} than for video "
@@ -184,52 +265,17 @@ class RewardMix:
                 )
         return {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
 
-    def _build_term(self, position: int, table: Any, seen: dict[str, int]) -> _Term:
-        where = f"reward term {position}"
-        if not isinstance(table, dict):
-            raise FlashGRPOError(f"{where} is {table!r}: it must be a table with a name")
-        name = table.get("name")
-        options = {key: value for key, value in table.items() if key not in TERM_KEYS}
-        reward = self._build(where, name, options)
-        weight = _number(f"{where} ({name}): weight", table.get("weight", 1.0))
-        clip = None
-        if table.get("clip") is not None:
-            clip = _clip_range(f"{where} ({name}): clip", table["clip"])
-        gate = None
-        if table.get("gate") is not None:
-            gate = self._build_gate(f"{where} ({name}): gate", table["gate"])
-        label = reward.name
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] > 1:
-            label = f"{label}#{seen[label]}"
-        return _Term(label, weight, reward, clip, gate)
 
-    def _build_gate(self, where: str, table: Any) -> _Gate:
-        if not isinstance(table, dict):
-            raise FlashGRPOError(f"{where} = {table!r} must be a table: name, and above or below")
-        if "above" not in table and "below" not in table:
-            raise FlashGRPOError(f"{where} needs a threshold: add above = 0.5 or below = 0.5")
-        options = {key: value for key, value in table.items() if key not in GATE_KEYS}
-        return _Gate(
-            reward=self._build(where, table.get("name"), options),
-            above=_number(f"{where}.above", table["above"]) if "above" in table else -math.inf,
-            below=_number(f"{where}.below", table["below"]) if "below" in table else math.inf,
-            otherwise=_number(f"{where}.otherwise", table.get("otherwise", 0.0)),
-        )
+def win_rate(values: np.ndarray) -> np.ndarray:
+    """Share of the other values that each one beats, a tie counting half: `[n]` to `[n]` in 0..1.
 
-    def _build(self, where: str, name: Any, options: dict[str, Any]) -> Reward:
-        """Make a reward once: equal name and options share one instance and one scoring."""
-        from . import REWARDS  # the dict lives in the package, which imports this module
-
-        if not isinstance(name, str) or name not in REWARDS:
-            match = difflib.get_close_matches(str(name), sorted(REWARDS), n=1)
-            hint = f"did you mean {match[0]!r}?" if match else f"known are {', '.join(REWARDS)}"
-            raise FlashGRPOError(f"{where}: unknown reward {name!r}: {hint}")
-        key = repr((name, sorted(options.items(), key=lambda item: item[0])))
-        if key not in self._built:
-            check_options(where, name, REWARDS[name], options)
-            self._built[key] = REWARDS[name](**options)
-        return self._built[key]
+    A single value has nobody to beat: 0.5.
+    """
+    count = len(values)
+    if count < 2:
+        return np.full(count, 0.5)
+    gaps = np.sign(values[:, None] - values[None])  # [n, n], 0 on the diagonal
+    return 0.5 + 0.5 * gaps.sum(1) / (count - 1)
 
 
 def default_terms(tiny: bool) -> list[dict[str, Any]]:
@@ -243,33 +289,47 @@ def default_terms(tiny: bool) -> list[dict[str, Any]]:
     return [{"name": "technical", "weight": 1.0}, {"name": "motion", "weight": 0.5}]
 
 
-def option_defaults(cls: type) -> dict[str, Any]:
-    """The options a reward class takes, with their defaults."""
-    parameters = inspect.signature(cls).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {p.name: p.default for p in parameters if p.kind in kinds}
+def evaluation_terms(terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The terms for judging a policy: without win rates, whose mean is 0.5 for every policy."""
+    return [{key: v for key, v in table.items() if key != "group"} for table in terms]
 
 
-def check_options(where: str, name: str, cls: type, options: dict[str, Any]) -> None:
-    """Check that a reward class knows all `options` and gets all it needs.
-
-    Raises:
-        FlashGRPOError: naming the option and the ones that exist.
-    """
-    known = option_defaults(cls)
-    for key in options:
-        if key not in known:
-            names = [*known, *TERM_KEYS[1:]]
-            match = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {match[0]!r}?" if match else f"known are {', '.join(names)}"
-            raise FlashGRPOError(f"{where}: reward {name!r} has no option {key!r}: {hint}")
-    for key, default in known.items():
-        if default is inspect.Parameter.empty and key not in options:
-            raise FlashGRPOError(f"{where}: reward {name!r} needs the option {key!r}: add it")
+def _pick(reward: Any, found: dict[str, np.ndarray], key: str) -> np.ndarray:
+    if key not in found:
+        have = ", ".join(k[len(reward.name) + 1 :] for k in found if k != reward.name) or "none"
+        raise FlashGRPOError(
+            f"reward {reward.name!r} has no part {key[len(reward.name) + 1 :]!r}: it has {have}"
+        )
+    return found[key]
 
 
-def _checked(reward: Reward, result: Any, count: int, first: int) -> dict[str, np.ndarray]:
-    name = reward.name
+def _call(reward: Any, batch: VideoBatch, control: Control, first: int) -> dict[str, np.ndarray]:
+    """Ask a reward, and check that it answered as it must."""
+    if is_group_wise(type(reward)):
+        features = np.asarray(reward.features(batch), dtype=np.float64)
+        shape = (len(batch), int(reward.feature_size))
+        if features.shape != shape:
+            raise FlashGRPOError(
+                f"reward {reward.name!r} returned features {list(features.shape)} for video "
+                f"{first}: expected {list(shape)}"
+            )
+        return {"features": features}
+    with_control = "control" in inspect.signature(reward.score).parameters
+    result = reward.score(batch, control) if with_control else reward.score(batch)
+    return _checked(reward.name, result, len(batch), first)
+
+
+def _compared(term: Term, features: np.ndarray) -> np.ndarray:
+    values = np.asarray(term.reward.compare(features), dtype=np.float64)
+    if values.shape != (len(features),) or not np.isfinite(values).all():
+        raise FlashGRPOError(
+            f"reward {term.reward.name!r} compared {len(features)} videos and returned "
+            f"{list(values.shape)} values: expected one finite number per video"
+        )
+    return values
+
+
+def _checked(name: str, result: Any, count: int, first: int) -> dict[str, np.ndarray]:
     if not isinstance(result, dict) or name not in result:
         raise FlashGRPOError(f"reward {name!r} returned no value named {name!r} for video {first}")
     checked = {}
@@ -286,18 +346,3 @@ def _checked(reward: Reward, result: Any, count: int, first: int) -> dict[str, n
             )
         checked[key] = values
     return checked
-
-
-def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise FlashGRPOError(f"{where} = {value!r} must be a finite number")
-    return float(value)
-
-
-def _clip_range(where: str, value: Any) -> tuple[float, float]:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise FlashGRPOError(f"{where} = {value!r} must be two numbers, [low, high]")
-    low, high = (_number(where, v) for v in value)
-    if low >= high:
-        raise FlashGRPOError(f"{where} = {value!r} must have its low end below its high end")
-    return low, high
