@@ -27,6 +27,7 @@ from .tensor_file import DTYPES, TensorFile, open_tensors
 __all__ = [
     "TensorFile",
     "open_tensors",
+    "path_parts",
     "resolve_inside",
     "save_tensors",
     "sha256_file",
@@ -205,7 +206,7 @@ def resolve_inside(base: str | os.PathLike[str], name: str) -> Path:
         FlashGRPOError: the name is empty, absolute, too long, holds `..`, a drive letter or a
             control character, or leads out of `base` through a symbolic link.
     """
-    parts = _path_parts(name)
+    parts = path_parts(name)
     if not parts:
         raise FlashGRPOError(f"file name {name!r} is empty; choose a file")
     root = os.path.realpath(base)
@@ -219,8 +220,12 @@ def resolve_inside(base: str | os.PathLike[str], name: str) -> Path:
     return Path(target)
 
 
-def _path_parts(name: str) -> list[str]:
-    """Split a relative name, refusing everything that could leave its folder."""
+def path_parts(name: str) -> list[str]:
+    """Split a relative name at both kinds of slash.
+
+    Raises:
+        FlashGRPOError: it could leave its folder, or no file can have it.
+    """
     shown = repr(name[:80])
     if len(name) > MAX_NAME:
         raise FlashGRPOError(

@@ -18,6 +18,14 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "prompts": (),
 }
 
+#: Settings of `[model]` that name a file, and its kind.
+MODEL_FILES: dict[str, str] = {
+    "transformer": "transformer",
+    "vae": "vae",
+    "text_encoder": "text_encoder",
+    "continue_from": "lora",
+}
+
 
 def find_file(
     name: str, kind: str, setting: str, base_dir: Path, models_dir: Path | None = None
@@ -76,17 +84,9 @@ def resolve_files(config: Config, base_dir: str | Path, models_dir: str | Path |
         )
     config = copy.deepcopy(config)
     model, prompts = config.model, config.prompts
-    if model.transformer != TINY:
-        model.transformer = find_file(
-            model.transformer, "transformer", "model.transformer", base, models
-        )
-    for setting, kind in (
-        ("vae", "vae"),
-        ("text_encoder", "text_encoder"),
-        ("continue_from", "lora"),
-    ):
+    for setting, kind in MODEL_FILES.items():
         name = getattr(model, setting)
-        if name:
+        if name and name != TINY:
             setattr(model, setting, find_file(name, kind, f"model.{setting}", base, models))
     for entry in model.frozen_loras:
         entry["file"] = find_file(entry["file"], "lora", "model.frozen_loras file", base, models)
