@@ -19,7 +19,7 @@ from .errors import FlashGRPOError
 from .groups import choose_prompts
 from .policy import WanPolicy, forwards_per_velocity, policy_weights
 from .prompts import PromptSplit, disjoint_split, read_prompts, split_prompts
-from .rewards.mix import RewardMix, default_terms
+from .rewards.mix import RewardMix, default_terms, evaluation_terms
 from .rollout import RolloutSettings
 from .schedule import Schedule, make_schedule
 from .wan.lora import merge_lora, read_lora
@@ -227,10 +227,14 @@ def build_reward(config: Config) -> RewardMix:
 
 
 def build_eval_reward(config: Config) -> RewardMix:
-    """The evaluation reward: its own terms, or the training reward."""
-    if config.eval.terms:
-        return RewardMix(config.eval.terms, config.reward.on_nan)
-    return build_reward(config)
+    """The evaluation reward: its own terms, or those of the training reward."""
+    config = with_embedded_files(config)
+    if any(term.get("group") for term in config.eval.terms):
+        raise FlashGRPOError(
+            "eval.terms has a win rate, which is 0.5 on average for every policy: leave out `group`"
+        )
+    terms = config.eval.terms or evaluation_terms(config.reward.terms)
+    return RewardMix(terms or default_terms(tiny=False), config.reward.on_nan)
 
 
 def text_tokens(config: Config) -> int:

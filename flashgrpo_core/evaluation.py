@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from .advantage import weighted_sum
 from .control import Control
 from .distributed import World
 from .groups import prompt_key
@@ -112,7 +111,8 @@ def evaluate(
     valid = np.zeros(shape)
     for p, final in latents.items():
         shown: dict[int, np.ndarray] = {}
-        got, _, ok = score_latents(
+        # A prompt's videos are its group, and all of them are here.
+        measured = score_latents(
             vae,
             final,
             [prompts[p].text] * seeds,
@@ -123,13 +123,13 @@ def evaluate(
             control,
             shown.__setitem__ if keep else None,
         )
+        scores = reward.compare(measured, [p] * seeds)
         for label in labels:
-            terms[label][p] = got[label]
-        valid[p] = ok
+            terms[label][p] = scores.terms[label]
+        valid[p] = scores.valid
         if keep is not None:
-            total = weighted_sum(got, reward.weights)
             for s, video in shown.items():
-                keep(p, s, video, float(total[s]))
+                keep(p, s, video, float(scores.total[s]))
     merged = world.sum_array(np.stack([*[terms[label] for label in labels], valid]))
     mask = merged[-1] > 0.5
     terms = {

@@ -159,6 +159,7 @@ def save(trainer: Trainer) -> None:
             )
         trainer.event("checkpoint", state.iteration)
     trainer.world.barrier()
+    trainer.saved = state.iteration
 
 
 def restore(trainer: Trainer, path: Path) -> None:
@@ -169,6 +170,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.optimizer.load_state(tensors.get("optimizer", {}), state["optimizer_steps"])
     trainer.best = tensors.get("best")
     trainer.state = RunState(**{name: state[name] for name in vars(RunState())})
+    trainer.saved = trainer.state.iteration
 
 
 def weights_hash(trainer: Trainer) -> str:
@@ -218,7 +220,10 @@ def log_iteration(
         reward={
             "mean": float(scores.total[valid].mean()) if some else None,
             "std": float(scores.total[valid].std()) if some else None,
-            "terms": {k: float(v[valid].mean()) if some else None for k, v in scores.terms.items()},
+            "terms": {
+                k: float(v[valid].mean()) if some else None
+                for k, v in (scores.terms | scores.compared).items()
+            },
         },
         masked=int((~valid).sum()),
         advantage_std=advantages.std,
@@ -264,7 +269,7 @@ def _reward_rows(
                 "sde_step": group.sde_step,
                 "sigma": float(trainer.schedule.sigmas[group.sde_step]),
                 "total": float(scores.total[p, s]),
-                "terms": {k: float(v[p, s]) for k, v in scores.terms.items()},
+                "terms": {k: float(v[p, s]) for k, v in (scores.terms | scores.compared).items()},
                 "advantage": float(advantages.values[p, s]),
                 "valid": bool(scores.valid[p, s]),
             }

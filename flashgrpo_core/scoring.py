@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,12 @@ from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
 from .rewards.batch import VideoBatch
-from .rewards.mix import RewardMix
+from .rewards.mix import Measured, RewardMix
 from .rollout import Rollout
 from .wan.vae import decode_latents
 
 #: Receives (prompt, group id, sample index, video uint8 `[T, H, W, 3]`) of each decoded video.
 Keep = Callable[[str, str, int, np.ndarray], None]
-#: Scores of `n` videos: term values and all reported parts (float64 `[n]` each), valid `[n]`.
-Piece = tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class Scores:
         parts: everything that was measured, float64.
         total: weighted sum, float64; NaN where masked.
         valid: bool, False where masked.
+        compared: for a win rate, the values that were compared, by their own label, float64.
     """
 
     terms: dict[str, np.ndarray]
@@ -41,6 +40,7 @@ class Scores:
     parts: dict[str, np.ndarray]
     total: np.ndarray
     valid: np.ndarray
+    compared: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def score_latents(
@@ -53,27 +53,20 @@ def score_latents(
     decode_batch: int,
     control: Control,
     keep: Callable[[int, np.ndarray], None] | None = None,
-) -> Piece:
-    """Decode and score latents `[n, C, T, H, W]`.
-
-    Returns:
-        Term values, all reported parts (float64 `[n]` each), and the valid mask `[n]`.
-    """
+) -> Measured:
+    """Decode latents `[n, C, T, H, W]`, n at least 1, and measure each video on its own."""
     pieces = []
     for start in range(0, len(latents), decode_batch):
         stop = min(start + decode_batch, len(latents))
         control.check()
         videos = decode_latents(vae, latents[start:stop])  # [b, T, H, W, 3]
         batch = VideoBatch(videos, list(prompts[start:stop]), fps, list(group_ids[start:stop]))
-        scores = reward.score(batch, control)
-        pieces.append(scores)
+        pieces.append(reward.measure(batch, control))
         if keep is not None:
             for i, video in enumerate(videos):
                 keep(start + i, video)
         control.tick(stop - start)
-    terms = {k: np.concatenate([p.terms[k] for p in pieces]) for k in pieces[0].terms}
-    parts = {k: np.concatenate([p.parts[k] for p in pieces]) for k in pieces[0].parts}
-    return terms, parts, np.concatenate([p.valid for p in pieces])
+    return Measured.joined(pieces)
 
 
 def score_rollouts(
@@ -110,7 +103,7 @@ def score_rollouts(
         raise FlashGRPOError(
             f"groups of sizes {sorted(sizes)} cannot be scored together: use one size"
         )
-    pieces: list[tuple[Rollout, Piece]] = []
+    pieces: list[tuple[Rollout, Measured]] = []
     for rollout in rollouts:
         group, n = rollout.group, len(rollout.samples)
 
@@ -138,33 +131,52 @@ def score_rollouts(
 
 def gather_scores(
     groups: Sequence[PromptGroup],
-    pieces: Sequence[tuple[Rollout, Piece]],
+    pieces: Sequence[tuple[Rollout, Measured]],
     reward: RewardMix,
     world: World,
 ) -> Scores:
-    """Put this rank's scored rollouts into arrays `[P, G]` and add up those of all ranks."""
-    shape = (len(groups), groups[0].size)
-    index = {group.group_id: p for p, group in enumerate(groups)}
-    labels = reward.labels
-    terms = {label: np.zeros(shape) for label in labels}
-    valid = np.zeros(shape)
+    """Gather what all ranks have measured, then compare inside the groups.
+
+    Args:
+        groups: all groups of the update, of equal size G.
+        pieces: this rank's rollouts and what was measured of their videos.
+        reward: the reward mix.
+        world: the processes.
+    """
+    size = groups[0].size
+    count = len(groups) * size
+    first = {group.group_id: p * size for p, group in enumerate(groups)}
+    # One row per video: terms, valid, and the short feature vectors of group-wise rewards.
+    labels, widths = reward.labels, reward.feature_sizes
+    table = np.zeros((count, len(labels) + 1 + sum(widths.values())))
     parts: dict[str, np.ndarray] = {}
-    for rollout, (got, reported, ok) in pieces:
-        row = index[rollout.group.group_id]
-        columns = slice(rollout.samples.start, rollout.samples.stop)
-        for label in labels:
-            terms[label][row, columns] = got[label]
-        for label, value in reported.items():
-            parts.setdefault(label, np.zeros(shape))[row, columns] = value
-        valid[row, columns] = ok
+    for rollout, found in pieces:
+        start = first[rollout.group.group_id]
+        rows = slice(start + rollout.samples.start, start + rollout.samples.stop)
+        columns = [*(found.terms[k] for k in labels), found.valid]
+        table[rows] = np.column_stack([*columns, *(found.features[k] for k in widths)])
+        for label, value in found.parts.items():
+            parts.setdefault(label, np.zeros(count))[rows] = value
     if world.size > 1:
         # Parts are for display; a rank without rollouts does not know their names, so they stay.
         parts = {}
-    merged = world.sum_array(np.stack([*[terms[label] for label in labels], valid]))
-    terms = dict(zip(labels, merged[:-1], strict=True))
-    mask = merged[-1] > 0.5
-    weights = reward.weights
-    total = np.where(
-        mask, sum(weights[k] * np.where(mask, v, 0.0) for k, v in terms.items()), np.nan
+    table = world.sum_array(table)
+    features, column = {}, len(labels) + 1
+    for label, width in widths.items():
+        features[label] = table[:, column : column + width]
+        column += width
+    terms = dict(zip(labels, table[:, : len(labels)].T, strict=True))
+    measured = Measured(terms, features, parts, table[:, len(labels)] > 0.5)
+    mixed = reward.compare(measured, np.repeat(np.arange(len(groups)), size))
+
+    def by_group(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {key: value.reshape(len(groups), size) for key, value in flat.items()}
+
+    return Scores(
+        by_group(mixed.terms),
+        mixed.weights,
+        by_group(mixed.parts),
+        mixed.total.reshape(len(groups), size),
+        mixed.valid.reshape(len(groups), size),
+        by_group(mixed.compared),
     )
-    return Scores(terms, weights, parts, total, mask)

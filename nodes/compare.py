@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from comfy_api.latest import InputImpl, io, ui
 
-from ..flashgrpo_core.advantage import weighted_sum
 from ..flashgrpo_core.build import (
     Networks,
     build_eval_reward,
@@ -231,7 +230,7 @@ class _Comparison:
     ) -> list[tuple[np.ndarray, float]]:
         """Video and total reward of each latent."""
         videos: dict[int, np.ndarray] = {}
-        terms, _, _ = score_latents(
+        measured = score_latents(
             self._networks.vae,
             latents,
             [prompt.text] * len(latents),
@@ -242,7 +241,7 @@ class _Comparison:
             self._control,
             videos.__setitem__,
         )
-        total = weighted_sum(terms, reward.weights)
+        total = reward.compare(measured, [0] * len(latents)).total
         self._control.preview(videos[0], prompt.text)
         return [(videos[i], float(total[i])) for i in range(len(latents))]
 

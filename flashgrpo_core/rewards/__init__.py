@@ -11,12 +11,14 @@ Class attributes for the interface and the documentation, all strings: `title`, 
 from __future__ import annotations
 
 from .batch import VideoBatch, check_videos
+from .diversity import DiversityReward
 from .loop_closure import LoopClosureReward
-from .mix import MixedScores, Reward, RewardMix, default_terms, option_defaults
+from .mix import MixedScores, Reward, RewardMix, default_terms
 from .motion import MotionReward
 from .picture import BrightnessReward, ColourfulnessReward, ContrastReward, JpegSizeReward
 from .technical import TechnicalReward
 from .temporal import FlickerReward, FreezeReward
+from .terms import option_defaults
 from .tiny_world import TinyWorldReward
 
 #: All rewards by the name used in `reward.terms`.
@@ -32,6 +34,7 @@ REWARDS: dict[str, type] = {
         ContrastReward,
         ColourfulnessReward,
         JpegSizeReward,
+        DiversityReward,
         TinyWorldReward,
     )
 }

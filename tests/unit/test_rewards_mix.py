@@ -13,7 +13,14 @@ import pytest
 from flashgrpo_core.control import Control
 from flashgrpo_core.errors import Cancelled, FlashGRPOError
 from flashgrpo_core.rewards import REWARDS, RewardMix, VideoBatch, default_terms, option_defaults
+from flashgrpo_core.rewards.terms import TERM_KEYS, is_group_wise
 from tests.unit._clips import batch, disc, line, noisy, panned
+
+
+#: Rewards that run without weights, packages or servers of the user.
+FREE = [n for n, cls in REWARDS.items() if "no weights" in getattr(cls, "cost", "")]
+#: Those that score each video on its own.
+SCORED = [name for name in FREE if not is_group_wise(REWARDS[name])]
 
 
 class Level:
@@ -118,10 +125,16 @@ def test_weight_defaults_to_one_and_repeated_names_get_numbers(level: type) -> N
 
 
 def test_equal_terms_are_scored_once(level: type) -> None:
-    mix = RewardMix([{"name": "level"}, {"name": "level", "gate": {"name": "level", "above": 0}}])
+    mix = RewardMix(
+        [
+            {"name": "level"},
+            {"name": "level", "part": "twice", "gate": {"name": "level", "above": 0}},
+            {"name": "level", "group": "win_rate"},
+        ]
+    )
     mix.score(greys(10, 20, 30))
-    assert mix._terms[0].reward is mix._terms[1].reward
-    assert mix._terms[0].reward.calls == [1, 1, 1]
+    (only,) = mix.rewards
+    assert only.calls == [1, 1, 1]
 
 
 def test_clip_limits_a_term_and_keeps_the_raw_value(level: type) -> None:
@@ -196,18 +209,18 @@ def test_stop_takes_effect_before_the_next_video(level: type) -> None:
     mix = RewardMix([{"name": "level"}])
     with pytest.raises(Cancelled):
         mix.score(greys(9, 9, 9, 9), Stop())
-    assert mix._terms[0].reward.calls == [1, 1]
+    assert mix.rewards[0].calls == [1, 1]
 
 
 def test_a_reward_on_whole_batches_gets_them(level: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(level, "whole_batch", True, raising=False)
     mix = RewardMix([{"name": "level"}])
     assert mix.score(greys(51, 255)).total.tolist() == pytest.approx([0.2, 1.0])
-    assert mix._terms[0].reward.calls == [2]
+    assert mix.rewards[0].calls == [2]
 
 
 def test_an_empty_batch_has_no_scores() -> None:
-    mix = RewardMix([{"name": name} for name in REWARDS])
+    mix = RewardMix([{"name": name} for name in FREE])
     scores = mix.score(batch(disc(line())).select([]))
     assert scores.total.shape == scores.valid.shape == (0,)
     assert all(v.shape == (0,) for v in scores.parts.values())
@@ -232,6 +245,12 @@ def test_an_empty_batch_has_no_scores() -> None:
         ([{"name": "motion", "gate": {"name": "x", "above": 1}}], "unknown reward 'x'"),
         ([{"name": "motion", "gate": {"name": "freeze", "above": "1"}}], "above = '1'"),
         ([{"name": "motion"}, {"name": "motion", "enough": -1}], "enough = -1"),
+        ([{"name": "motion", "part": "smoth"}], "no part 'smoth'.*smooth"),
+        ([{"name": "motion", "part": 3}], "part = 3"),
+        ([{"name": "motion", "group": "best"}], "group = 'best'.*win_rate"),
+        ([{"name": "diversity", "group": "win_rate"}], "leave out group"),
+        ([{"name": "diversity", "part": "x"}], "leave out part"),
+        ([{"name": "motion", "gate": {"name": "diversity", "above": 0}}], "cannot be a gate"),
     ],
 )
 def test_bad_terms_are_errors_that_name_the_fix(terms: list, named: str) -> None:
@@ -281,10 +300,10 @@ def test_every_reward_is_described(name: str) -> None:
     assert inspect.getdoc(cls)
     defaults = option_defaults(cls)
     assert json.loads(json.dumps(defaults)) == defaults
-    assert not set(defaults) & {"name", "weight", "clip", "gate"}
+    assert not set(defaults) & set(TERM_KEYS)
 
 
-@pytest.mark.parametrize("name", list(REWARDS))
+@pytest.mark.parametrize("name", SCORED)
 def test_every_reward_is_deterministic_bounded_and_blind_to_its_neighbours(
     name: str, mixed_batch: VideoBatch
 ) -> None:
@@ -303,7 +322,7 @@ def test_every_reward_is_deterministic_bounded_and_blind_to_its_neighbours(
     np.testing.assert_array_equal(before, mixed_batch.videos)
 
 
-@pytest.mark.parametrize("name", [n for n in REWARDS if n != "tiny_world"])
+@pytest.mark.parametrize("name", [n for n in SCORED if n != "tiny_world"])
 @pytest.mark.parametrize("frames", [1, 2, 3])
 def test_every_reward_takes_short_clips(name: str, frames: int) -> None:
     videos = [disc(line(frames)), noisy(disc(line(frames)), 10)]
