@@ -1,7 +1,8 @@
 """The command line: `flashgrpo demo | train | sample | eval | export | inspect | score | ...`.
 
-Results go to standard output, progress and errors to standard error. Exit status: 0 done, 2 bad
-input (one line that names the fix), 130 stopped and resumable, 1 anything unexpected.
+Results go to standard output, progress and errors to standard error. Exit status: 0 done, or
+training stopped on request (it says how to resume), 2 bad input (one line that names the fix), 130
+ended by a second Ctrl-C, or by one outside training, 1 anything unexpected.
 """
 
 from __future__ import annotations

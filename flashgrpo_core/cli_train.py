@@ -18,9 +18,6 @@ from .runs.checkpoint import list_checkpoints
 from .runs.folder import RunFolder, free_name
 from .runs.report import write_report
 
-#: Exit status of a run that was stopped and can be resumed (128 + SIGINT).
-STOPPED = 130
-
 
 def demo(args: Namespace) -> Answer:
     """Train the embedded tiny model with the built-in settings."""
@@ -59,7 +56,7 @@ def _train(config: Config, resume: str) -> Answer:
         if world.is_main and result.report is None and run.exists():
             result.report = write_report(run)
     if not world.is_main:
-        return Answer("", {}, STOPPED if result.status == "stopped" else 0)
+        return Answer("", {})
     data: dict[str, Any] = {
         "status": result.status,
         "run": result.folder,
@@ -75,9 +72,9 @@ def _train(config: Config, resume: str) -> Answer:
         place = f'"{result.folder}"' if " " in str(result.folder) else str(result.folder)
         text = (
             f"stopped after iteration {result.iteration}; everything up to there is saved in\n"
-            f"  {result.folder}\ncontinue with: flashgrpo train {place}"
+            f"  {result.folder}\nresume with: flashgrpo train {place}"
         )
-        return Answer(text, data, STOPPED)
+        return Answer(text, data)
     rows: list[tuple[str, Any]] = [("LoRA", path) for path in result.loras]
     rows += [("videos", run.samples), ("report", result.report)]
     if result.test:

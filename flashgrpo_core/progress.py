@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -191,15 +192,20 @@ class LogToControl(logging.Handler):
 
 
 class Session:
-    """Context in which Ctrl-C asks `control` to stop, and log records go through it.
+    """Context in which a signal asks `control` to stop, and log records go through it.
 
-    The first signal stops at the next safe point; a second one ends the program at once.
+    The first Ctrl-C or SIGTERM stops at the next safe point; a second one ends the program at once.
+    Launchers pass on a signal that the terminal has sent as well, so what follows within a moment
+    is the same request.
     """
+
+    _SAME = 1.0  # seconds
 
     def __init__(self, control: TerminalControl) -> None:
         self.control = control
         self._handler = LogToControl(control)
         self._before: dict[int, Any] = {}
+        self._asked: float | None = None
 
     def __enter__(self) -> TerminalControl:
         for number_ in (signal.SIGINT, signal.SIGTERM):
@@ -221,7 +227,12 @@ class Session:
             signal.signal(number_, handler)
 
     def _on_signal(self, number_: int, frame: FrameType | None) -> None:
-        if self.control.stop_requested:
-            raise KeyboardInterrupt
-        self.control.stop_requested = True
-        self.control.note("stopping after the current step; press Ctrl-C again to end at once")
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self.control.stop_requested = True
+            self.control.note("stopping after the current step; press Ctrl-C again to end at once")
+        elif now - self._asked > self._SAME:
+            self.control.note("ended at once; what was saved before can be resumed")
+            # No clean-up that could take long: a run survives an end at any moment.
+            os._exit(128 + number_)

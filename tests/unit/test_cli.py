@@ -362,7 +362,7 @@ def test_a_terminal_gets_a_bar_that_makes_room_for_lines(monkeypatch: pytest.Mon
     assert quiet.getvalue() == ""
 
 
-def test_the_first_interrupt_asks_the_second_insists() -> None:
+def test_the_first_interrupt_asks_and_its_echo_is_the_same_request() -> None:
     stream = io.StringIO()
     before = signal.getsignal(signal.SIGINT)
     with Session(TerminalControl(stream=stream)) as control:
@@ -370,10 +370,12 @@ def test_the_first_interrupt_asks_the_second_insists() -> None:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(Cancelled):
             control.check()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+        # A launcher passes on what the terminal has sent already; tests/training/test_stop.py
+        # shows what a second request does.
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "stopping after the current step" in stream.getvalue()
+    assert stream.getvalue().count("stopping after the current step") == 1
 
 
 def test_log_records_become_notes() -> None:

@@ -127,7 +127,7 @@ def test_other_settings_are_refused_by_name(
     assert "optim.learning_rate: 0.01 -> 0.001" in capsys.readouterr().err
 
 
-def test_stopping_exits_130_and_resuming_ends_with_the_same_bytes(
+def test_stopping_exits_0_and_resuming_ends_with_the_same_bytes(
     trained: Trained,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -144,9 +144,9 @@ def test_stopping_exits_130_and_resuming_ends_with_the_same_bytes(
         real(self)
 
     monkeypatch.setattr(TerminalControl, "check", check)
-    assert main(other.argv) == 130
+    assert main(other.argv) == 0
     out = capsys.readouterr().out
-    assert f"continue with: flashgrpo train {other.run.path}\n" in out
+    assert f"resume with: flashgrpo train {other.run.path}\n" in out
     assert "stopped after iteration 1" in out
     assert other.run.status() == "unfinished" and other.run.report.is_file()
     checks["stop"] = False
