@@ -75,7 +75,12 @@ def choose_prompts(count: int, total: int, iteration: int, run_seed: int) -> lis
 
 
 def draw_steps(
-    count: int, window: tuple[int, int], draw: str, iteration: int, run_seed: int
+    count: int,
+    window: tuple[int, int],
+    draw: str,
+    iteration: int,
+    run_seed: int,
+    purpose: str = "sde step",
 ) -> list[int]:
     """One SDE step per group, at least two distinct ones.
 
@@ -86,6 +91,7 @@ def draw_steps(
             replacement (the paper) and redraws in the rare case that all agree.
         iteration: iteration the draw is for.
         run_seed: seed of the run.
+        purpose: what the draw is for; experts draw independently.
 
     Raises:
         FlashGRPOError: fewer than two groups or eligible steps.
@@ -97,7 +103,7 @@ def draw_steps(
             f"{count} prompt(s) and {pool} eligible SDE step(s): an update over a single noise level "
             "collapses, use at least 2 prompts per iteration and a window of at least 2 steps"
         )
-    rng = generator(run_seed, iteration, "sde step")
+    rng = generator(run_seed, iteration, purpose)
     if draw == "stratified":
         drawn = torch.cat([torch.randperm(pool, generator=rng) for _ in range(-(-count // pool))])[
             :count
@@ -111,13 +117,39 @@ def draw_steps(
     return [first + int(k) for k in drawn]
 
 
+def draw_expert_steps(
+    count: int, windows: Sequence[tuple[int, int]], draw: str, iteration: int, run_seed: int
+) -> list[int]:
+    """One SDE step per group, the groups dealt to the windows of the experts in turn.
+
+    With an odd count the spare group goes to another expert in each iteration.
+
+    Raises:
+        FlashGRPOError: an expert gets fewer than two groups or has fewer than two steps.
+    """
+    if len(windows) == 1:
+        return draw_steps(count, windows[0], draw, iteration, run_seed)
+    if count < 2 * len(windows):
+        raise FlashGRPOError(
+            f"{count} prompts per iteration for {len(windows)} experts: use at least "
+            f"{2 * len(windows)}, so that each expert sees two noise levels"
+        )
+    steps = [0] * count
+    for w, window in enumerate(windows):
+        rows = [row for row in range(count) if (row + iteration) % len(windows) == w]
+        drawn = draw_steps(len(rows), window, draw, iteration, run_seed, f"sde step {w}")
+        for row, step in zip(rows, drawn, strict=True):
+            steps[row] = step
+    return steps
+
+
 def make_groups(
     prompts: Sequence[str],
     *,
     iteration: int,
     run_seed: int,
     group_size: int,
-    window: tuple[int, int],
+    window: tuple[int, int] | Sequence[tuple[int, int]],
     draw: str = "stratified",
     noise: str = "shared",
     start_images: Sequence[str | None] | None = None,
@@ -129,7 +161,7 @@ def make_groups(
         iteration: 1-based iteration.
         run_seed: seed of the run; with iteration, group id and sample index it decides all noise.
         group_size: samples per prompt G, at least 2.
-        window: half-open range of eligible steps.
+        window: half-open range of eligible steps; several are those of the trained experts.
         draw: `stratified` or `uniform`.
         noise: `shared` (one initial noise per group) or `independent` (one per sample).
         start_images: per prompt, for image-to-video.
@@ -143,7 +175,8 @@ def make_groups(
         )
     if noise not in ("shared", "independent"):
         raise FlashGRPOError(f"noise {noise!r} is unknown: choose shared or independent")
-    steps = draw_steps(len(prompts), window, draw, iteration, run_seed)
+    windows = [w for w in window if not isinstance(w, int)] or [(window[0], window[1])]
+    steps = draw_expert_steps(len(prompts), windows, draw, iteration, run_seed)
     images = start_images or [None] * len(prompts)
     seen: Counter[str] = Counter()
     groups = []

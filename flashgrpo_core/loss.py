@@ -11,6 +11,7 @@ there. w multiplies outside the clip, so the ratio itself is not rectified.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,42 @@ def rectification_weights(
         return inverse / pool.mean()
     share = np.ones(len(steps)) if counts is None else np.asarray(counts, np.float64)
     return inverse / np.average(inverse, weights=share if share.any() else None)
+
+
+def window_weights(
+    steps: Sequence[int],
+    schedule: Schedule,
+    windows: tuple[int, int] | Sequence[tuple[int, int]],
+    *,
+    kind: str = "flash",
+    eta: float = 1.0,
+    normaliser: str = "pool",
+    counts: Sequence[int] | None = None,
+) -> np.ndarray:
+    """`rectification_weights` with the normaliser of each group's own window.
+
+    Experts have a window each, and their losses differ in size by an order of magnitude: a common
+    normaliser would leave one of them almost no weight.
+
+    Raises:
+        FlashGRPOError: see `rectification_weights`.
+    """
+    pairs = [w for w in windows if not isinstance(w, int)] or [(windows[0], windows[1])]
+    options: dict[str, Any] = {"kind": kind, "eta": eta, "normaliser": normaliser}
+    if len(pairs) == 1:
+        return rectification_weights(steps, schedule, pairs[0], counts=counts, **options)
+    weights = np.zeros(len(steps))
+    left = set(range(len(steps)))
+    for window in pairs:
+        rows = [row for row in sorted(left) if window[0] <= steps[row] < window[1]]
+        left -= set(rows)
+        if rows:
+            share = None if counts is None else [counts[row] for row in rows]
+            own = [steps[row] for row in rows]
+            weights[rows] = rectification_weights(own, schedule, window, counts=share, **options)
+    if left:
+        raise FlashGRPOError(f"SDE step {steps[min(left)]} is in no window of {list(pairs)}")
+    return weights
 
 
 def policy_loss(

@@ -10,12 +10,15 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from .conditioning import StartImage, known_velocity, model_inputs
 from .errors import FlashGRPOError
 from .seeds import generator
 from .wan.lora import LoraPair, target_modules
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .schedule import Schedule
 
 ADAPTER = "policy"
 
@@ -58,6 +61,8 @@ class WanPolicy:
         targets: `attention`, `ffn` or module-name endings.
         seed: seed of the LoRA's random half.
         gradient_checkpointing: recompute activations in the backward pass.
+        name: `high_noise` or `low_noise` for one of two experts, else empty.
+        trained: False attaches no LoRA: an expert that only takes part in sampling.
 
     Raises:
         FlashGRPOError: a target matches no module.
@@ -72,31 +77,59 @@ class WanPolicy:
         targets: list[str] | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        name: str = "",
+        trained: bool = True,
     ) -> None:
         self.transformer = transformer
+        self.name = name
         self.rank = rank
         self.alpha = float(alpha)
-        self.targets = target_modules(transformer, targets or ["attention"])
         transformer.requires_grad_(False)
         transformer.eval()
+        self._layers: dict[str, Any] = {}
+        self._initial: dict[str, torch.Tensor] | None = None
+        self.targets: list[str] = []
+        if trained:
+            self.targets = target_modules(transformer, targets or ["attention"])
+            self._attach()
+        self.initialise(seed)
+        if gradient_checkpointing:
+            transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    def _attach(self) -> None:
+        """Put the LoRA on the target modules."""
+        transformer = self.transformer
         config = LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules=self.targets, init_lora_weights=True
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=self.targets,
+            init_lora_weights=True,
         )
         with torch.random.fork_rng(devices=[]):  # PEFT draws initial weights; ours come from `seed`
             inject_adapter_in_model(config, transformer, adapter_name=ADAPTER)
-        self._layers: dict[str, Any] = {
+        self._layers = {
             name: module
             for name, module in transformer.named_modules()
             if isinstance(module, BaseTunerLayer)
         }
-        self._initial: dict[str, torch.Tensor] | None = None
         for layer in self._layers.values():
             a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
             # PEFT follows the base's dtype; LoRA weights are fp32 whatever the base is.
             a.float(), b.float()
-        self.initialise(seed)
-        if gradient_checkpointing:
-            transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+
+    @property
+    def experts(self) -> dict[str, WanPolicy]:
+        """The networks by name: one without a name here, two in `experts.TwoExperts`."""
+        return {self.name: self}
+
+    @property
+    def trained(self) -> dict[str, WanPolicy]:
+        """Those of `experts` that have a LoRA."""
+        return self.experts if self._layers else {}
+
+    def stages(self, schedule: Schedule) -> list[tuple[WanPolicy, range]]:
+        """Who computes which sampling steps, in order."""
+        return [(self, range(schedule.steps))]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -203,6 +236,7 @@ class WanPolicy:
         context: torch.Tensor,
         negative: torch.Tensor | None = None,
         guidance: float = 1.0,
+        image: StartImage | None = None,
     ) -> torch.Tensor:
         """Guided velocity v ~ noise - x0.
 
@@ -212,26 +246,39 @@ class WanPolicy:
             context: prompt embedding `[tokens, text_dim]`, shared by the batch.
             negative: embedding of the negative prompt, needed when guidance is not 1.
             guidance: classifier-free guidance g: v_neg + g * (v - v_neg); 1 skips v_neg.
+            image: the start image, shared by the batch; None makes videos from text only.
 
         Returns:
             float32 `[B, C, T, H, W]`.
         """
-        velocity = self._forward(latents, timestep, context)
-        if guidance == 1.0:
-            return velocity
-        if negative is None:
-            raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
-        unguided = self._forward(latents, timestep, negative)
-        return unguided + guidance * (velocity - unguided)
+        velocity = self._forward(latents, timestep, context, image)
+        if guidance != 1.0:
+            if negative is None:
+                raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
+            unguided = self._forward(latents, timestep, negative, image)
+            velocity = unguided + guidance * (velocity - unguided)
+        if image is not None and image.first is not None:
+            velocity = known_velocity(velocity, latents, image.first, timestep)
+        return velocity
 
     def _forward(
-        self, latents: torch.Tensor, timestep: float, context: torch.Tensor
+        self,
+        latents: torch.Tensor,
+        timestep: float,
+        context: torch.Tensor,
+        image: StartImage | None,
     ) -> torch.Tensor:
         device, dtype = self.device, self.dtype
         batch = latents.shape[0]
+        inputs: dict[str, torch.Tensor] = {
+            "hidden_states": latents.to(device, dtype),
+            "timestep": torch.full((batch,), timestep, device=device, dtype=torch.float32),
+        }
+        if image is not None:
+            patch = self.transformer.config.patch_size  # type: ignore[union-attr]
+            inputs = model_inputs(inputs["hidden_states"], timestep, image, patch)  # type: ignore[arg-type]
         out = self.transformer(
-            hidden_states=latents.to(device, dtype),
-            timestep=torch.full((batch,), timestep, device=device, dtype=torch.float32),
+            **inputs,
             encoder_hidden_states=context.to(device, dtype).expand(batch, -1, -1),
             return_dict=False,
         )[0]

@@ -8,12 +8,14 @@ trained step costs one forward and backward per group instead of one per video.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from .conditioning import StartImage
 from .control import Control
+from .experts import LOW, Policy
 from .groups import PromptGroup
 from .policy import WanPolicy, forwards_per_velocity
 from .schedule import Schedule
@@ -32,6 +34,7 @@ class RolloutSettings:
         eta: SDE noise scale.
         shared_prefix: use one computation for the common prefix of a group with shared noise.
         micro_batch: videos of a group per transformer call.
+        guidance_low: guidance scale of the low-noise expert; 0 is `guidance`.
     """
 
     latent_shape: tuple[int, int, int, int]
@@ -40,6 +43,16 @@ class RolloutSettings:
     eta: float = 1.0
     shared_prefix: bool = True
     micro_batch: int = 4
+    guidance_low: float = 0.0
+
+    @property
+    def guided(self) -> bool:
+        """Whether any step needs the negative prompt."""
+        return self.guidance != 1.0 or self.guidance_low not in (0.0, 1.0)
+
+    def guidance_of(self, expert: WanPolicy) -> float:
+        """Guidance scale of a network."""
+        return self.guidance_low if expert.name == LOW and self.guidance_low else self.guidance
 
     def shares(self, group: PromptGroup) -> bool:
         """Whether this group's prefix is computed once."""
@@ -76,16 +89,29 @@ def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple
     ]
 
 
-def rollout_forwards(groups: Sequence[PromptGroup], steps: int, settings: RolloutSettings) -> int:
-    """Transformer forwards (per video) that sampling these groups takes."""
+def rollout_forwards(
+    groups: Sequence[PromptGroup],
+    steps: int,
+    settings: RolloutSettings,
+    stages: Sequence[tuple[WanPolicy, range]] | None = None,
+) -> int:
+    """Transformer forwards (per video) that sampling these groups takes.
+
+    Args:
+        groups: what is sampled.
+        steps: steps of the schedule.
+        settings: sizes and guidance.
+        stages: which network computes which steps; None is one network.
+    """
+    cost = [forwards_per_velocity(settings.guidance)] * steps
+    for expert, own in stages or ():
+        for step in own:
+            cost[step] = forwards_per_velocity(settings.guidance_of(expert))
     total = 0
     for group in groups:
-        if settings.shares(group):
-            prefix = group.sde_step + 1
-            total += prefix + group.size * (steps - prefix)
-        else:
-            total += group.size * steps
-    return total * forwards_per_velocity(settings.guidance)
+        prefix = group.sde_step + 1 if settings.shares(group) else 0
+        total += sum(cost[:prefix]) + group.size * sum(cost[prefix:])
+    return total
 
 
 @torch.no_grad()
@@ -98,52 +124,80 @@ def integrate(
     negative: torch.Tensor | None,
     guidance: float,
     control: Control,
+    image: StartImage | None = None,
 ) -> torch.Tensor:
     """Euler ODE steps `steps` of the schedule on latents `[B, C, T, H, W]`."""
     for step in steps:
         control.check()
         velocity = policy.velocity(
-            latents, float(schedule.timesteps[step]), context, negative, guidance
+            latents, float(schedule.timesteps[step]), context, negative, guidance, image
         )
         latents = transition_mean(ode_transition(schedule, step), latents, velocity)
     return latents
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class OdeJob:
+    """Videos of one prompt for `sample_all_ode`: a seed of the initial noise for each."""
+
+    seeds: Sequence[int]
+    context: torch.Tensor
+    image: StartImage | None = None
+
+
 def sample_ode(
-    policy: WanPolicy,
+    policy: Policy,
     seeds: Sequence[int],
     schedule: Schedule,
     settings: RolloutSettings,
     context: torch.Tensor,
     negative: torch.Tensor | None = None,
     control: Control | None = None,
+    image: StartImage | None = None,
 ) -> torch.Tensor:
-    """Plain ODE sampling of one prompt from the initial noise of each seed.
+    """Plain ODE sampling of one prompt; see `sample_all_ode`."""
+    job = OdeJob(seeds, context, image)
+    return sample_all_ode(policy, [job], schedule, settings, negative, control)[0]
+
+
+@torch.no_grad()
+def sample_all_ode(
+    policy: Policy,
+    jobs: Sequence[OdeJob],
+    schedule: Schedule,
+    settings: RolloutSettings,
+    negative: torch.Tensor | None = None,
+    control: Control | None = None,
+) -> list[torch.Tensor]:
+    """Plain ODE sampling from the initial noise of each seed, one expert after the other.
 
     Returns:
-        Final latents float32 `[len(seeds), C, T, H, W]` on the CPU.
+        Per job the final latents, float32 `[len(seeds), C, T, H, W]` on the CPU.
     """
     control = control or Control()
-    finals = []
-    for start in range(0, len(seeds), settings.micro_batch):
-        noise = [
-            normal(settings.latent_shape, s) for s in seeds[start : start + settings.micro_batch]
-        ]
-        latents = torch.stack(noise).to(policy.device)  # [B, C, T, H, W]
-        latents = integrate(
-            policy,
-            latents,
-            schedule,
-            range(schedule.steps),
-            context,
-            negative,
-            settings.guidance,
-            control,
-        )
-        finals.append(latents.cpu())
-        control.tick(len(noise))
-    return torch.cat(finals)
+    found: list[list[torch.Tensor]] = [[] for _ in jobs]
+    for expert, steps in policy.stages(schedule):
+        control.bring(expert.transformer)
+        for job, parts in zip(jobs, found, strict=True):
+            for i, start in enumerate(range(0, len(job.seeds), settings.micro_batch)):
+                seeds = job.seeds[start : start + settings.micro_batch]
+                if steps.start == 0:
+                    parts.append(torch.stack([normal(settings.latent_shape, s) for s in seeds]))
+                latents = integrate(
+                    expert,
+                    parts[i].to(expert.device),  # [B, C, T, H, W]
+                    schedule,
+                    steps,
+                    job.context,
+                    negative,
+                    settings.guidance_of(expert),
+                    control,
+                    job.image,
+                )
+                parts[i] = latents.cpu()
+                if steps.stop == schedule.steps:
+                    control.tick(len(seeds))
+    return [torch.cat(parts) for parts in found]
 
 
 class RolloutSampler:
@@ -155,17 +209,19 @@ class RolloutSampler:
         settings: sizes and options.
         context: prompt -> embedding `[tokens, text_dim]`.
         negative: embedding of the negative prompt, or None without guidance.
-        control: the host.
+        control: the host; networks are brought as they are needed.
+        images: path of a start image -> its encoding; None samples from text only.
     """
 
     def __init__(
         self,
-        policy: WanPolicy,
+        policy: Policy,
         schedule: Schedule,
         settings: RolloutSettings,
         context: Mapping[str, torch.Tensor] | Callable[[str], torch.Tensor],
         negative: torch.Tensor | None,
         control: Control | None = None,
+        images: Callable[[str], StartImage] | None = None,
     ) -> None:
         self.policy = policy
         self.schedule = schedule
@@ -173,41 +229,85 @@ class RolloutSampler:
         self.context = context if callable(context) else context.__getitem__
         self.negative = negative
         self.control = control or Control()
+        self.images = images
+        self.stages = policy.stages(schedule)
+        self._resident: WanPolicy | None = None
         self._prefix: tuple[PromptGroup, torch.Tensor, torch.Tensor] | None = None
+        #: Latents at the switch between experts of groups whose SDE step comes later, by group id
+        #: and first sample.
+        self._carried: dict[tuple[str, int], torch.Tensor] = {}
 
     def transition(self, group: PromptGroup) -> Transition:
         """The group's stochastic step."""
         return sde_transition(self.schedule, group.sde_step, self.settings.kind, self.settings.eta)
 
+    def expert(self, group: PromptGroup) -> WanPolicy:
+        """The network of the group's SDE step."""
+        return next(expert for expert, steps in self.stages if group.sde_step in steps)
+
+    def bring(self, expert: WanPolicy) -> None:
+        """Make a network resident, unless it was the last one."""
+        if self._resident is not expert:
+            self.control.bring(expert.transformer)
+            self._resident = expert
+
+    def _image(self, group: PromptGroup) -> StartImage | None:
+        if group.start_image is None or self.images is None:
+            return None
+        return self.images(group.start_image)
+
+    def _integrate(
+        self, group: PromptGroup, latents: torch.Tensor, first: int, end: int
+    ) -> torch.Tensor:
+        """ODE steps `[first, end)`, by the network of each."""
+        for expert, own in self.stages:
+            steps = range(max(first, own.start), min(end, own.stop))
+            if not steps:
+                continue
+            self.bring(expert)
+            latents = integrate(
+                expert,
+                latents.to(expert.device),
+                self.schedule,
+                steps,
+                self.context(group.prompt),
+                self.negative,
+                self.settings.guidance_of(expert),
+                self.control,
+                self._image(group),
+            )
+        return latents
+
+    def _key(self, group: PromptGroup, samples: range) -> tuple[str, int]:
+        return group.group_id, 0 if self.settings.shares(group) else samples.start
+
     @torch.no_grad()
-    def start(self, group: PromptGroup, samples: range) -> torch.Tensor:
-        """Latents before the SDE step, on the device: `[n, ...]`, or `[1, ...]` when shared."""
+    def start(self, group: PromptGroup, samples: range, end: int | None = None) -> torch.Tensor:
+        """Latents before the SDE step, or before step `end`: `[n, ...]`, `[1, ...]` when shared."""
+        end = group.sde_step if end is None else end
+        carried = self._carried.get(self._key(group, samples))
+        if carried is not None:
+            return self._integrate(group, carried, self.stages[-1][1].start, end)
         seeds = (
             group.noise_seeds[:1]
             if self.settings.shares(group)
             else group.noise_seeds[samples.start : samples.stop]
         )
         noise = torch.stack([normal(self.settings.latent_shape, s) for s in seeds])
-        return integrate(
-            self.policy,
-            noise.to(self.policy.device),
-            self.schedule,
-            range(group.sde_step),
-            self.context(group.prompt),
-            self.negative,
-            self.settings.guidance,
-            self.control,
-        )
+        return self._integrate(group, noise, 0, end)
 
     def velocity(self, group: PromptGroup, latents: torch.Tensor) -> torch.Tensor:
         """Velocity at the group's SDE step; the one call that rollout and update share."""
         self.control.check()
-        return self.policy.velocity(
-            latents,
+        expert = self.expert(group)
+        self.bring(expert)
+        return expert.velocity(
+            latents.to(expert.device),
             float(self.schedule.timesteps[group.sde_step]),
             self.context(group.prompt),
             self.negative,
-            self.settings.guidance,
+            self.settings.guidance_of(expert),
+            self._image(group),
         )
 
     def _prefix_of(self, group: PromptGroup, samples: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,7 +330,7 @@ class RolloutSampler:
         samples = range(group.size) if samples is None else samples
         latents, velocity = self._prefix_of(group, samples)
         step = self.transition(group)
-        mean = transition_mean(step, latents, velocity)
+        mean = transition_mean(step, latents.to(velocity.device), velocity)
         noise = torch.stack(
             [normal(self.settings.latent_shape, group.sde_seeds[i]) for i in samples]
         )
@@ -243,23 +343,42 @@ class RolloutSampler:
             group, samples, latents.cpu(), latents_next.cpu(), old_log_prob.cpu(), torch.empty(0)
         )
 
-    @torch.no_grad()
     def sample(self, group: PromptGroup, samples: range) -> Rollout:
         """Roll out some samples of a group to finished latents."""
-        rollout = self.transition_of(group, samples)
-        rollout.final = integrate(
-            self.policy,
-            rollout.latents_next.to(self.policy.device),
-            self.schedule,
-            range(group.sde_step + 1, self.schedule.steps),
-            self.context(group.prompt),
-            self.negative,
-            self.settings.guidance,
-            self.control,
-        ).cpu()
-        self.control.tick(len(samples))
-        return rollout
+        return next(self.sample_all([group], [(0, samples)]))
+
+    @torch.no_grad()
+    def sample_all(
+        self, groups: Sequence[PromptGroup], shares: Sequence[tuple[int, range]]
+    ) -> Iterator[Rollout]:
+        """Roll out shares `(group index, samples)` to finished latents, in order, as they finish.
+
+        With two experts everything passes the high-noise one before the low-noise one is needed:
+        one change of networks, not one per video.
+        """
+        begun: dict[int, Rollout] = {}
+        for expert, steps in self.stages:
+            self.bring(expert)
+            for i, (g, samples) in enumerate(shares):
+                group = groups[g]
+                if i not in begun and group.sde_step not in steps:
+                    key = self._key(group, samples)
+                    if key not in self._carried:
+                        self._carried[key] = self.start(group, samples, steps.stop).cpu()
+                    continue
+                if i in begun:
+                    latents, first = begun[i].final, steps.start
+                else:
+                    begun[i] = self.transition_of(group, samples)
+                    latents, first = begun[i].latents_next, group.sde_step + 1
+                # With no step left, as before the switch, the latents stay what they are.
+                begun[i].final = self._integrate(group, latents, first, steps.stop).cpu()
+                if steps.stop == self.schedule.steps:
+                    self.control.tick(len(samples))
+                    yield begun[i]
 
     def forget(self) -> None:
-        """Drop the cached prefix; call it whenever the policy has changed."""
+        """Drop what was cached of the samples; call it whenever the policy has changed."""
         self._prefix = None
+        self._carried.clear()
+        self._resident = None

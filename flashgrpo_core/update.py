@@ -14,8 +14,9 @@ from .control import Control
 from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
-from .loss import policy_loss, rectification_weights
-from .policy import WanPolicy, forwards_per_velocity
+from .loss import policy_loss, window_weights
+from .experts import Policy
+from .policy import forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
 from .sde import kl_divergence, log_prob, transition_mean
 
@@ -58,14 +59,14 @@ class Unit:
 
 
 def policy_gradient(
-    policy: WanPolicy,
+    policy: Policy,
     sampler: RolloutSampler,
     groups: Sequence[PromptGroup],
     units: Sequence[Unit],
     advantages: np.ndarray,
     used: np.ndarray,
     loss: LossConfig,
-    window: tuple[int, int],
+    window: tuple[int, int] | Sequence[tuple[int, int]],
     *,
     control: Control | None = None,
     world: World | None = None,
@@ -83,7 +84,7 @@ def policy_gradient(
         advantages: float64 `[P, G]`.
         used: bool `[P, G]`, samples that enter the loss.
         loss: loss settings.
-        window: the eligible SDE steps.
+        window: the eligible SDE steps; one window for each trained expert.
         control: the host.
         world: the processes.
 
@@ -98,7 +99,7 @@ def policy_gradient(
     if count == 0:
         raise FlashGRPOError("no sample of this update has a usable advantage: nothing to train on")
     settings = sampler.settings
-    weights = rectification_weights(
+    weights = window_weights(
         [g.sde_step for g in groups],
         sampler.schedule,
         window,
@@ -125,17 +126,19 @@ def policy_gradient(
         if not bool(mask.any()):
             continue
         step = sampler.transition(unit.group)
-        latents = rollout.latents.to(policy.device)
+        expert = sampler.expert(unit.group)
+        sampler.bring(expert)
+        latents = rollout.latents.to(expert.device)
         reference = None
         if loss.kl > 0:
             # Before the graph is built: a continued LoRA's reference swaps the weights in place.
             with torch.no_grad(), policy.reference():
                 reference = sampler.velocity(unit.group, latents)
         velocity = sampler.velocity(unit.group, latents)
-        forwards += len(latents) * forwards_per_velocity(settings.guidance)
+        forwards += len(latents) * forwards_per_velocity(settings.guidance_of(expert))
         mean = transition_mean(step, latents, velocity)
-        new = log_prob(step, rollout.latents_next.to(policy.device), mean)
-        chosen = mask.to(policy.device)
+        new = log_prob(step, rollout.latents_next.to(expert.device), mean)
+        chosen = mask.to(expert.device)
         values = torch.from_numpy(advantages[row, rollout.samples.start : rollout.samples.stop]).to(
             new
         )
@@ -212,6 +215,9 @@ def update_units(
     for row, group in world.deal(shared):
         mine = [r for r in rollouts if r.group.group_id == group.group_id]
         units.append(Unit(row, group, _whole_group(sampler, group, mine)))
+    # All of one expert, then all of the other: each is needed on the device once.
+    order = [expert for expert, _ in sampler.stages]
+    units.sort(key=lambda unit: order.index(sampler.expert(unit.group)))
     return units
 
 
@@ -240,7 +246,7 @@ class PolicyOptimizer:
             0.003 sqrt(2.1e6 / D) follows the gradient norm, which falls as 1 / sqrt(D).
     """
 
-    def __init__(self, policy: WanPolicy, config: OptimConfig, latent_elements: int) -> None:
+    def __init__(self, policy: Policy, config: OptimConfig, latent_elements: int) -> None:
         self.policy = policy
         self.config = config
         self.max_grad_norm = config.max_grad_norm or 0.003 * math.sqrt(2.1e6 / latent_elements)
