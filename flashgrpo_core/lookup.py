@@ -25,6 +25,8 @@ MODEL_FILES: dict[str, str] = {
     "text_encoder": "text_encoder",
     "continue_from": "lora",
 }
+#: Settings of `[prompts]` that name a file.
+PROMPT_FILES = ("file", "validation_file", "test_file")
 
 
 def find_file(
@@ -90,10 +92,32 @@ def resolve_files(config: Config, base_dir: str | Path, models_dir: str | Path |
             setattr(model, setting, find_file(name, kind, f"model.{setting}", base, models))
     for entry in model.frozen_loras:
         entry["file"] = find_file(entry["file"], "lora", "model.frozen_loras file", base, models)
-    for setting in ("file", "validation_file", "test_file"):
+    for setting in PROMPT_FILES:
         name = getattr(prompts, setting)
         if name:
             setattr(
                 prompts, setting, find_file(name, "prompts", f"prompts.{setting}", base, models)
             )
     return config
+
+
+def adopt_moved_files(old: Config, new: Config) -> Config:
+    """`old` with the paths of `new` where only the folder changed.
+
+    A moved ComfyUI is the same one, and so is another machine that has the files elsewhere.
+    """
+    for table, keys in (("model", MODEL_FILES), ("prompts", PROMPT_FILES)):
+        left, right = getattr(old, table), getattr(new, table)
+        for key in keys:
+            before, after = getattr(left, key), getattr(right, key)
+            if before != after and before and after and _moved(before, after):
+                setattr(left, key, after)
+    for entry, other in zip(old.model.frozen_loras, new.model.frozen_loras, strict=False):
+        if _moved(entry["file"], other["file"]):
+            entry["file"] = other["file"]
+    return old
+
+
+def _moved(before: str, after: str) -> bool:
+    name = before.replace("\\", "/").rpartition("/")[2]
+    return name == Path(after).name and not Path(before).exists()

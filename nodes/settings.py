@@ -12,6 +12,7 @@ from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.config_io import build_config, check_run_name, identity_differences
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.files import write_text_atomic
+from ..flashgrpo_core.lookup import adopt_moved_files
 from ..flashgrpo_core.prompts import Prompt
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints, load_checkpoint, newest_checkpoint
 from ..flashgrpo_core.runs.folder import RunFolder, free_name
@@ -153,28 +154,6 @@ def load_policy(files: ModelFiles, name: str) -> Policy:
         state,
         state["weights"],
     )
-
-
-def adopt_moved_files(old: Config, new: Config) -> Config:
-    """`old` with the paths of `new` where only the folder changed: a moved ComfyUI is the same."""
-    for table, keys in (
-        ("model", ("transformer", "vae", "text_encoder", "continue_from")),
-        ("prompts", ("file", "validation_file", "test_file")),
-    ):
-        left, right = getattr(old, table), getattr(new, table)
-        for key in keys:
-            before, after = getattr(left, key), getattr(right, key)
-            if before != after and before and after and _moved(before, after):
-                setattr(left, key, after)
-    for before, after in zip(old.model.frozen_loras, new.model.frozen_loras, strict=False):
-        if _moved(before["file"], after["file"]):
-            before["file"] = after["file"]
-    return old
-
-
-def _moved(before: str, after: str) -> bool:
-    name = before.replace("\\", "/").rpartition("/")[2]
-    return name == Path(after).name and not Path(before).exists()
 
 
 def files_of(config: Config) -> ModelFiles:

@@ -10,12 +10,13 @@ from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.files import open_tensors
 from ..flashgrpo_core.keeping import RunResult, finished_result, prepare_folder
+from ..flashgrpo_core.lookup import adopt_moved_files
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints
 from ..flashgrpo_core.trainer import train
 from . import host, pool
 from .embeddings import embed
 from .progress import TrainControl, training
-from .settings import adopt_moved_files, run_folder
+from .settings import run_folder
 from .values import LoraTensors, Policy, Prompts
 
 log = logging.getLogger(__name__)

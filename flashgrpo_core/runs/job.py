@@ -22,7 +22,7 @@ from ..config_io import build_config, check_run_name, to_tables
 from ..embedded import TINY
 from ..errors import FlashGRPOError
 from ..files import path_parts, resolve_inside
-from ..lookup import FOLDERS, MODEL_FILES
+from ..lookup import FOLDERS, MODEL_FILES, PROMPT_FILES
 
 #: Version of the job file. A worker refuses others: it could misread them.
 SCHEMA = 1
@@ -31,7 +31,6 @@ MAX_BYTES = 8 << 20
 #: Marks a file in an option of a reward term; what follows is a name below a models folder.
 MODEL_FILE = "models:"
 
-_PROMPTS = ("file", "validation_file", "test_file")
 _CLIP = "clip:"
 _KEYS = {"schema", "id", "version", "run", "submitted", "config", "embeddings"}
 
@@ -134,7 +133,7 @@ def portable(config: Config, output: Path, name_of: NameOf) -> Tables:
     for entry in tables["model"]["frozen_loras"]:
         entry["file"] = name_of("lora", entry["file"])
     root = os.path.realpath(output)
-    for key in _PROMPTS:
+    for key in PROMPT_FILES:
         if tables["prompts"][key]:
             path = os.path.realpath(tables["prompts"][key])
             if not path.startswith(root + os.sep):
@@ -174,7 +173,7 @@ def job_config(job: Job, output: Path, models: list[Path]) -> Config:
         entry["file"] = _model_file(
             entry["file"], "lora", "model.frozen_loras file", output, models
         )
-    for key in _PROMPTS:
+    for key in PROMPT_FILES:
         name = getattr(config.prompts, key)
         if name:
             path = resolve_inside(output, name)
