@@ -321,7 +321,7 @@ class Graph:
             result["title"] = node.title
         if node.colour:
             result["color"] = node.colour
-            result["bgcolor"] = {"#432": "#653"}.get(node.colour, node.colour)
+            result["bgcolor"] = {"#432": "#32281a"}.get(node.colour, node.colour)
         return result
 
     def _order(self) -> dict[int, int]:

@@ -111,10 +111,10 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         width=400,
     )
     after = g.note(
-        "**Use the LoRA.** Press **R** to refresh the lists, then open `04b_use_lora_tiny`. "
+        "**Use the LoRA.** Press **R** to refresh the lists, then open *04b_use_lora_tiny*. "
         "There the stock LoRA loader has it.\n\n"
-        "**Your own model:** `03_wan21_1.3b_train` is this graph with Wan 2.1 1.3B.\n\n"
-        "**See the loop from inside:** `02_step_by_step`.",
+        "**Your own model:** *03_wan21_1.3b_train* is this graph with Wan 2.1 1.3B.\n\n"
+        "**See the loop from inside:** *02_step_by_step*.",
         width=400,
         height=160,
         title="What next",
@@ -124,7 +124,7 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
     x = g.column(x, reward, train)
     g.column(x, save, compare, None, after)
     g.group("Videos", BLUE, video)
-    g.group("What is trained, on which prompts", BLUE, policy, prompts)
+    g.group("Model and prompts", BLUE, policy, prompts)
     g.group("Reward and training", GREEN, reward, train)
     g.group("Result", PURPLE, save, compare)
     return g.document()
@@ -143,7 +143,7 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         "4. **step**: make the better ones more likely\n\n"
         "The policy is kept in the run folder, so the next Run goes on with it. For 10 iterations "
         "set the number beside Run to 10.\n\n"
-        "*Train* in `01_tiny_demo` is this loop in one node.",
+        "*Train* in *01_tiny_demo* is this loop in one node.",
         width=330,
         height=410,
         title="Start here",
@@ -184,7 +184,7 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         rollouts=rollout["rollouts"],
         reward=reward["reward"],
         title="3  score, advantage",
-        picture=True,
+        height=490,
         width=430,
     )
     step = g.add(
@@ -279,7 +279,7 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         width=400,
     )
     after = g.note(
-        "**Use the LoRA:** press **R**, then open `04_use_lora`. It needs no trigger word; try "
+        "**Use the LoRA:** press **R**, then open *04_use_lora*. It needs no trigger word; try "
         "strengths from 0.5 to 1.5.\n\n"
         "**Train at the size you render**, with the same steps, shift and guidance. 832x480 costs "
         "about five times the time of 416x240.\n\n"
@@ -295,7 +295,7 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
     x = g.column(x, train)
     g.column(x, save, compare)
     g.group("Videos", BLUE, video)
-    g.group("What is trained, on which prompts", BLUE, policy, prompts)
+    g.group("Model and prompts", BLUE, policy, prompts)
     g.group("Reward: a chain is a mix", GREEN, technical, motion)
     g.group("Training", GREEN, train)
     g.group("Result", PURPLE, save, compare)
@@ -341,7 +341,7 @@ def use_lora(info: Info, name: str) -> dict[str, Any]:
         height=160,
     )
     read_me = g.note(
-        "The LoRA from `03_wan21_1.3b_train` in a plain Wan graph: nothing here comes from this "
+        "The LoRA from *03_wan21_1.3b_train* in a plain Wan graph: nothing here comes from this "
         "pack. Choose your LoRA in **LoraLoaderModelOnly** (press **R** if it is not listed yet).\n\n"
         "- It needs **no trigger word**.\n"
         "- Strength 1.0 is what was trained; try **0.5 to 1.5**. Strength 0 is the base model.\n"
@@ -392,7 +392,7 @@ def use_lora_tiny(info: Info, name: str) -> dict[str, Any]:
         width=400,
     )
     read_me = g.note(
-        "**First run `01_tiny_demo`, then press R** to refresh the lists: the run puts its LoRA and "
+        "**First run 01_tiny_demo, then press R** to refresh the lists: the run puts its LoRA and "
         "the tiny model files where the stock loaders find them.\n\n"
         "This is how the LoRA of a real training is used, too: stock loaders, stock sampler. Only "
         "*Encode Prompt* is ours, because no stock node loads the tiny text encoder.\n\n"
@@ -470,7 +470,8 @@ def _render(
         filename_prefix="video/flashgrpo",
         format="auto",
         codec="auto",
-        picture=True,
+        # Widgets, and the video at the node's full width.
+        height=140 + 420 * size[1] / size[0],
         width=420,
     )
     x = g.column(0, read_me, None, *loaders)

@@ -10,6 +10,7 @@ from fetch import FRONTEND_NEW, FRONTEND_OLD, frontend
 from frontend import Frontend, launch
 from harness import ComfyServer
 from playwright.sync_api import Browser, sync_playwright
+from workflow_view import OpenView, WorkflowView
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +49,18 @@ def open_frontend(browser: Browser) -> Iterator[Callable[..., Frontend]]:
     yield open_tab
     for tab in tabs:
         tab.close()
+
+
+@pytest.fixture
+def open_view(request: pytest.FixtureRequest, open_frontend: Callable[..., Frontend]) -> OpenView:
+    """`open_view(frontend, renderer, settings=None)`: a tab in one of the two renderers."""
+
+    def view(frontend: str, renderer: str, settings: dict[str, Any] | None = None) -> WorkflowView:
+        server = request.getfixturevalue(
+            {"old": "comfy_server", "new": "new_frontend_server"}[frontend]
+        )
+        vue = renderer == "nodes2"
+        tab = open_frontend(server, {"Comfy.VueNodes.Enabled": vue, **(settings or {})})
+        return WorkflowView(tab, vue)
+
+    return view

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ REPO = Path(__file__).resolve().parents[2]
 WORKFLOWS = REPO / "workflows"
 #: For looking at; not part of the repository.
 SCREENSHOTS = REPO / ".cache" / "screenshots"
+#: ComfyUI's own frontend and the newest tested one.
+FRONTENDS = ("old", "new")
+RENDERERS = ("classic", "nodes2")
+#: The smallest training that is one, for `WorkflowView.set_advanced`.
+SMALL = {
+    "group_size": 4,
+    "prompts_per_iteration": 2,
+    "validation_prompts": 2,
+    "validation_seeds": 1,
+    "test_prompts": 2,
+    "test_seeds": 1,
+}
 #: What the frontends leave free of menus on a 1920x1080 screen: left, top, right, bottom. The
 #: canvas of the old frontend begins lower while its first-start banner is there.
 FREE = (60, 60, 1920, 1080)
@@ -32,6 +45,31 @@ _BOXES = """vue => {
     }
     return [String(node.id), node.title || node.type, ...box];
   });
+}"""
+
+# What sticks out: pictures, videos and widgets of a node beyond its edges, and nodes of a group
+# beyond the group's. A node belongs to the group that its upper left corner is in.
+_STICKING_OUT = """([vue, boxes]) => {
+  const view = window.app.canvas, ds = view.ds, screen = view.canvas.getBoundingClientRect();
+  const inside = (a, b) => a[0] >= b[0] - 2 && a[1] >= b[1] - 2 && a[2] <= b[2] + 2 && a[3] <= b[3] + 2;
+  const found = [];
+  for (const media of document.querySelectorAll(".dom-widget video, .dom-widget img, .flashgrpo-monitor")) {
+    const r = media.getBoundingClientRect();
+    if (vue || r.width === 0 || r.height === 0) continue;
+    const own = boxes.find(b => r.left >= b[1] - 2 && r.left < b[3] && r.top >= b[2] - 2 && r.top < b[4]);
+    if (!own || !inside([r.left, r.top, r.right, r.bottom], own.slice(1))) {
+      found.push(`${media.tagName} of ${own?.[0]}: ${[r.left, r.top, r.right, r.bottom].map(Math.round)}`);
+    }
+  }
+  for (const group of window.app.graph._groups) {
+    const [x, y] = [0, 1].map(i => (group.pos[i] + ds.offset[i]) * ds.scale + (i ? screen.top : screen.left));
+    const edge = [x, y, x + group.size[0] * ds.scale, y + group.size[1] * ds.scale];
+    for (const [name, ...box] of boxes) {
+      const member = box[0] >= edge[0] && box[0] < edge[2] && box[1] >= edge[1] && box[1] < edge[3];
+      if (member && !inside(box, edge)) found.push(`${name} out of ${group.title}`);
+    }
+  }
+  return found;
 }"""
 
 _SET = """([type, values]) => {
@@ -139,6 +177,18 @@ class WorkflowView:
             if box[0] < FREE[0] or box[1] < FREE[1] or box[2] > FREE[2] or box[3] > FREE[3]
         ]
 
+    def sticking_out(self) -> list[str]:
+        """What lies partly outside the node or group that it belongs to."""
+        boxes = [[name, *box] for name, box in self.boxes().items()]
+        return self.tab.page.evaluate(_STICKING_OUT, [self.vue, boxes])
+
+    def check_tidy(self, name: str) -> None:
+        """Take a screenshot; nothing covers anything, leaves the screen or sticks out."""
+        self.screenshot(name)
+        assert self.overlaps() == [], name
+        assert self.outside() == [], name
+        assert self.sticking_out() == [], name
+
     def settle(self, seconds: float = 60.0) -> None:
         """Wait until pictures and videos of a finished run are shown."""
         end = time.monotonic() + seconds
@@ -169,3 +219,16 @@ class WorkflowView:
         """Keep a screenshot for people to look at."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.tab.screenshot(SCREENSHOTS / f"{name}.png")
+
+
+#: The fixture `open_view`: (frontend, renderer, settings=None).
+OpenView = Callable[..., WorkflowView]
+
+
+def assert_no_errors(tab: Frontend, *, reloaded: bool = False) -> None:
+    """No script of the page has failed; `reloaded` while a prompt ran."""
+    # 1.32.9 throws this one when a page is left while a prompt runs.
+    known = {"getCanvas: canvas is null"} if reloaded else set()
+    assert [text for text in tab.page_errors if text not in known] == []
+    # The frontend itself looks packs and models up on its maker's servers, which is refused here.
+    assert [text for text in tab.console_errors if "flashgrpo.js" in text] == []
