@@ -44,10 +44,15 @@ class ModelConfig:
     lora_alpha: float = option(32.0, "LoRA alpha; the update is scaled by alpha / rank.", low=1e-3, high=4096)
     lora_targets: list[str] = option(["attention"], "attention, ffn, or full module-name endings such as attn1.to_q; each must match.")
     continue_from: str = option("", "LoRA .safetensors whose weights training starts from; it is then the reference policy.")
-    frozen_loras: list[dict[str, Any]] = option([], "LoRAs that belong to the base: tables with `file` and `strength`.")
+    frozen_loras: list[dict[str, Any]] = option([], "LoRAs that belong to the base: tables with `file`, `strength` and, for one of two experts, `expert`.")
     gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass: less memory, about a third more time.", identity=False)
     text_tokens: int = option(0, "Length of the text context; 0 = the model's own (512, tiny: 32).", low=0, high=1024)
     offload: bool = option(False, "Keep only the network of the current phase on the device.", identity=False)
+    transformer_low: str = option("", "Low-noise expert of Wan 2.2 A14B; `transformer` is then the high-noise one. Empty for every other model.")
+    train_experts: str = option("both", "With two experts, which of them get a LoRA; both always sample.", choices=("both", "high_noise", "low_noise"))
+    boundary: float = option(0.0, "Sigma at which the low-noise expert takes over; 0 = 0.875 for text-to-video, 0.9 for image-to-video.", low=0.0, high=1.0)
+    continue_from_low: str = option("", "Like continue_from, for the low-noise expert.")
+    clip_vision: str = option("", "CLIP vision .safetensors file, which Wan 2.1 image-to-video needs: clip_vision_h.safetensors.")
 
 
 @dataclass
@@ -90,6 +95,7 @@ class RolloutConfig:
     shared_prefix: bool = option(True, "With shared noise, compute the steps before the stochastic one once per group (exact).")
     micro_batch: int = option(4, "Videos of one group that go through the transformer together.", low=1, high=1024)
     decode_batch: int = option(1, "Videos decoded and scored together.", low=1, high=256)
+    guidance_low: float = option(0.0, "Guidance of the low-noise expert of Wan 2.2 A14B; 0 = the same as guidance.", low=0.0, high=30.0)
 
 
 @dataclass

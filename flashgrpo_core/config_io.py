@@ -204,7 +204,8 @@ def validate(config: Config) -> None:
             f"(the last of {steps} steps is never stochastic)"
         )
     first, end = sde_window(config)
-    if end - first < 2:
+    # With two experts each has a window of its own, see windows.py.
+    if end - first < 2 and not config.model.transformer_low:
         raise FlashGRPOError(
             f"schedule.window = [{first}, {end}] of {steps} steps holds one step: an update over a single noise "
             "level collapses, use at least 2 eligible steps (and at least 4 steps in all by default)"
@@ -213,6 +214,7 @@ def validate(config: Config) -> None:
         raise FlashGRPOError(f"schedule.eta = {config.schedule.eta} is above 1 with cps: use 0.7")
     if not config.model.transformer:
         raise FlashGRPOError("model.transformer is empty: name a Wan .safetensors file, or `tiny`")
+    _check_experts(config)
     for name, tables in (("reward.terms", config.reward.terms), ("eval.terms", config.eval.terms)):
         for term in tables:
             weight = term.get("weight", 1.0)
@@ -236,9 +238,21 @@ def validate(config: Config) -> None:
         raise FlashGRPOError("reward.terms all have weight 0: give at least one another weight")
     for entry in config.model.frozen_loras:
         strength = entry.get("strength", 1.0)
-        if set(entry) - {"file", "strength"} or not isinstance(entry.get("file"), str):
+        known = {"file", "strength", "expert"}
+        if set(entry) - known or not isinstance(entry.get("file"), str):
             raise FlashGRPOError(
-                f"model.frozen_loras entry {entry!r} needs `file` and optional `strength`"
+                f"model.frozen_loras entry {entry!r} needs `file` and optional `strength`, `expert`"
+            )
+        expert = entry.get("expert", "")
+        if expert not in ("", "high_noise", "low_noise"):
+            raise FlashGRPOError(
+                f"model.frozen_loras expert {expert!r} is unknown: use high_noise, low_noise, or "
+                "leave it out for both"
+            )
+        if expert and not config.model.transformer_low:
+            raise FlashGRPOError(
+                f"model.frozen_loras entry {entry['file']!r} is for the {expert} expert, but the "
+                "model has no experts: leave `expert` out, or set model.transformer_low"
             )
         if (
             isinstance(strength, bool)
@@ -247,6 +261,24 @@ def validate(config: Config) -> None:
         ):
             raise FlashGRPOError(
                 f"model.frozen_loras strength {strength!r} must be a finite number"
+            )
+
+
+def _check_experts(config: Config) -> None:
+    """Settings of the low-noise expert need one, and its file must not be the other's."""
+    model = config.model
+    if model.transformer_low and model.transformer_low == model.transformer:
+        raise FlashGRPOError(
+            f"model.transformer_low is the same file as model.transformer ({model.transformer!r}): "
+            "name the low-noise expert, or leave it empty"
+        )
+    if model.transformer_low:
+        return
+    for key, default in (("train_experts", "both"), ("boundary", 0.0), ("continue_from_low", "")):
+        if getattr(model, key) != default:
+            raise FlashGRPOError(
+                f"model.{key} = {getattr(model, key)!r} is for a model with two experts: set "
+                f"model.transformer_low, or leave {key} out"
             )
 
 

@@ -14,6 +14,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "transformer": ("diffusion_models", "unet"),
     "vae": ("vae",),
     "text_encoder": ("text_encoders", "clip"),
+    "clip_vision": ("clip_vision",),
     "lora": ("loras",),
     "prompts": (),
 }
@@ -21,9 +22,12 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 #: Settings of `[model]` that name a file, and its kind.
 MODEL_FILES: dict[str, str] = {
     "transformer": "transformer",
+    "transformer_low": "transformer",
     "vae": "vae",
     "text_encoder": "text_encoder",
+    "clip_vision": "clip_vision",
     "continue_from": "lora",
+    "continue_from_low": "lora",
 }
 #: Settings of `[prompts]` that name a file.
 PROMPT_FILES = ("file", "validation_file", "test_file")

@@ -13,9 +13,9 @@ from .config import LossConfig, OptimConfig
 from .control import Control
 from .distributed import World
 from .errors import FlashGRPOError
+from .experts import Policy
 from .groups import PromptGroup
 from .loss import policy_loss, window_weights
-from .experts import Policy
 from .policy import forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
 from .sde import kl_divergence, log_prob, transition_mean
