@@ -4,8 +4,7 @@ Each rank fills in its own part of an array of zeros and the arrays are added up
 ever exchanged: rewards, statistics and LoRA gradients. Before each sum every rank says whether it
 goes on, so that one that is asked to stop, or fails, takes the others with it at the same point.
 `accelerate` reads how the program was launched and sets up torch.distributed; none of its
-process-wide training state is used, so a
-foreign `Accelerator` in the same process does no harm.
+process-wide training state is used, so a foreign `Accelerator` in the same process does no harm.
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from .errors import Cancelled, FlashGRPOError
+
+if TYPE_CHECKING:
+    from .sharding import Lockstep
 
 T = TypeVar("T")
 
@@ -39,6 +41,7 @@ class World:
         local_rank: number of this process on its machine.
         local_size: largest number of processes on one machine.
         waiting: whether this process is waiting for the others now (the watchdog reads it).
+        lockstep: keeps the numbers of forwards equal when the weights are sharded, else None.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class World:
         self.device = device or torch.device("cpu")
         self.local_rank = local_rank
         self.waiting = False
+        self.lockstep: Lockstep | None = None
         self._parted = size == 1
         own = np.zeros(size)
         own[rank] = local_rank + 1
@@ -80,10 +84,11 @@ class World:
             self.waiting = True
             try:
                 self._meet(_GOES_ON)
-                shared = tensor.to(self.device)
-                torch.distributed.all_reduce(shared)
-                if shared is not tensor:
-                    tensor.copy_(shared)
+                with self.watching_peers():
+                    shared = tensor.to(self.device)
+                    torch.distributed.all_reduce(shared)
+                    if shared is not tensor:
+                        tensor.copy_(shared)
             finally:
                 self.waiting = False
         return tensor
@@ -103,6 +108,14 @@ class World:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         self.sum_array(np.zeros(1))
+
+    def rest(self) -> None:
+        """Call after this rank's share of forwards: it takes part in those the others still make.
+
+        Nothing needs to be done unless the weights are sharded.
+        """
+        if self.lockstep is not None:
+            self.lockstep.rest()
 
     def anyone(self, flag: bool) -> bool:
         """Whether `flag` is set on at least one rank; the same answer on all."""
@@ -132,12 +145,9 @@ class World:
         words = torch.zeros(self.size, dtype=torch.float64)
         words[self.rank] = word
         words = words.to(self.device)
-        try:
+        with self.watching_peers():
             torch.distributed.all_reduce(words)
             said = words.tolist()
-        except Exception:
-            self._parted = True
-            raise
         self._parted = any(said)
         if _FAILED in said:
             raise FlashGRPOError(
@@ -172,15 +182,28 @@ class World:
         cuts = even_cuts(items, self.size, cost or (lambda item, before: 1))
         return list(items[cuts[self.rank] : cuts[self.rank + 1]])
 
-    def lost(self, exc: BaseException) -> bool:
-        """Whether an error says that another process of this world is gone or silent."""
-        text = str(exc).lower()
-        return self.size > 1 and isinstance(exc, RuntimeError) and any(s in text for s in _LOST)
+    @contextmanager
+    def watching_peers(self) -> Iterator[None]:
+        """Say in plain words when another process of this world is gone or silent.
+
+        Raises:
+            FlashGRPOError: instead of the back end's error.
+        """
+        try:
+            yield
+        except RuntimeError as exc:
+            text = str(exc)
+            if self.size == 1 or not any(sign in text.lower() for sign in _LOST):
+                raise
+            self._parted = True
+            raise FlashGRPOError(
+                f"process {self.rank} of {self.size} lost the others: one was ended, cannot be reached or did "
+                f"not answer within run.timeout ({text.strip().splitlines()[-1][-160:]}); look at their "
+                "messages, then start the same command again: it resumes"
+            ) from exc
 
 
-def even_cuts(
-    items: Sequence[T], parts: int, cost: Callable[[T, T | None], int]
-) -> list[int]:
+def even_cuts(items: Sequence[T], parts: int, cost: Callable[[T, T | None], int]) -> list[int]:
     """Boundaries (`parts + 1` indices) of contiguous parts whose dearest is as cheap as possible.
 
     Among those each part is filled before the next, and the rest is cut evenly again, so that

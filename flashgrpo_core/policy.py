@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .schedule import Schedule
+    from .sharding import Lockstep
 
 ADAPTER = "policy"
 
@@ -82,6 +83,7 @@ class WanPolicy:
     ) -> None:
         self.transformer = transformer
         self.name = name
+        self.lockstep: Lockstep | None = None  # set when the weights are sharded
         self.rank = rank
         self.alpha = float(alpha)
         transformer.requires_grad_(False)
@@ -251,10 +253,12 @@ class WanPolicy:
         Returns:
             float32 `[B, C, T, H, W]`.
         """
+        if guidance != 1.0 and negative is None:
+            raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
+        if self.lockstep is not None:
+            self.lockstep.announce(self, guided=guidance != 1.0)
         velocity = self._forward(latents, timestep, context, image)
-        if guidance != 1.0:
-            if negative is None:
-                raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
+        if negative is not None and guidance != 1.0:
             unguided = self._forward(latents, timestep, negative, image)
             velocity = unguided + guidance * (velocity - unguided)
         if image is not None and image.first is not None:
