@@ -48,6 +48,7 @@ class ModelConfig:
     gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass: less memory, about a third more time.", identity=False)
     text_tokens: int = option(0, "Length of the text context; 0 = the model's own (512, tiny: 32).", low=0, high=1024)
     offload: bool = option(False, "Keep only the network of the current phase on the device.", identity=False)
+    shard: bool = option(False, "Spread the frozen weights over all processes (FSDP2), for models that do not fit one GPU; one process keeps them whole.", identity=False)
     transformer_low: str = option("", "Low-noise expert of Wan 2.2 A14B; `transformer` is then the high-noise one. Empty for every other model.")
     train_experts: str = option("both", "With two experts, which of them get a LoRA; both always sample.", choices=("both", "high_noise", "low_noise"))
     boundary: float = option(0.0, "Sigma at which the low-noise expert takes over; 0 = 0.875 for text-to-video, 0.9 for image-to-video.", low=0.0, high=1.0)
@@ -160,6 +161,8 @@ class RunConfig:
     save_every: int = option(10, "Iterations between checkpoints that are kept; the newest is always kept.", low=1, high=100000, identity=False)
     keep: int = option(3, "Checkpoints kept besides the best one.", low=1, high=1000, identity=False)
     processes: int = option(0, "Expected number of processes; 0 = whatever was launched.", low=0, high=4096, identity=False)
+    timeout: int = option(1800, "Seconds that a process waits for the others before it gives up.", low=10, high=86400, identity=False)
+    stall: int = option(600, "Seconds without a step forward after which a warning names the process and the phase; 0 = off.", low=0, high=86400, identity=False)
     threads: int = option(0, "CPU threads per process; 0 = torch's choice. Results are bit-identical only at equal threads.", low=0, high=1024, identity=False)
     lora_format: str = option("comfyui", "Key names of exported LoRAs.", choices=("comfyui", "kohya", "diffusers"), identity=False)
 

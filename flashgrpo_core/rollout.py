@@ -89,6 +89,22 @@ def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple
     ]
 
 
+def share_cost(
+    groups: Sequence[PromptGroup], steps: int, settings: RolloutSettings
+) -> Callable[[tuple[int, range], tuple[int, range] | None], int]:
+    """Velocities (per video) that a share of `sample_shares` takes after the one before it."""
+
+    def cost(share: tuple[int, range], before: tuple[int, range] | None) -> int:
+        group, samples = groups[share[0]], len(share[1])
+        if not settings.shares(group):
+            return samples * steps
+        prefix = group.sde_step + 1
+        known = before is not None and before[0] == share[0]
+        return samples * (steps - prefix) + (0 if known else prefix)
+
+    return cost
+
+
 def rollout_forwards(
     groups: Sequence[PromptGroup],
     steps: int,

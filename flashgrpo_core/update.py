@@ -165,6 +165,7 @@ def policy_gradient(
         sums += [unit_loss.item(), 0.0, float(cut[chosen].sum())]
         drift = max(drift, float(ratio[chosen].log().abs().max()))
         control.tick()
+    world.rest()
     if world.size > 1:  # one all-reduce of everything
         flat = world.sum_(torch.cat([g.flatten() for g in gradient.values()]))
         pieces = flat.split([g.numel() for g in gradient.values()])
@@ -218,6 +219,7 @@ def update_units(
     # All of one expert, then all of the other: each is needed on the device once.
     order = [expert for expert, _ in sampler.stages]
     units.sort(key=lambda unit: order.index(sampler.expert(unit.group)))
+    world.rest()
     return units
 
 
