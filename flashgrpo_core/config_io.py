@@ -228,6 +228,11 @@ def validate(config: Config) -> None:
                 raise FlashGRPOError(
                     f"{name} entry {term['name']!r}: weight {weight!r} must be a finite number"
                 )
+    if config.model.shard and config.model.offload:
+        raise FlashGRPOError(
+            "model.shard and model.offload exclude each other: sharded weights stay where they are; "
+            "set model.offload = false"
+        )
     if config.schedule.eta == 0:
         raise FlashGRPOError(
             "schedule.eta = 0 injects no noise, so there is no step to learn from: use 1.0 with flash, "

@@ -105,6 +105,7 @@ def evaluate(
         latents[p] = sample_ode(
             policy, noise, schedule, settings, context(prompts[p].text), negative, control
         )
+    world.rest()
     control.bring(vae)
     labels = reward.labels
     terms = {label: np.zeros(shape) for label in labels}

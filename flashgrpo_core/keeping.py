@@ -173,11 +173,30 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.saved = trainer.state.iteration
 
 
+def same_start(trainer: Trainer) -> None:
+    """Check that all processes continue from the same checkpoint.
+
+    Raises:
+        FlashGRPOError: some see another newest checkpoint than the main process.
+    """
+    found = trainer.world.gather([trainer.state.iteration])[:, 0].astype(int)
+    other = np.flatnonzero(found != found[0])
+    if len(other):
+        raise FlashGRPOError(
+            f"process {_listed(other)} sees the run at iteration {found[other[0]]}, process 0 at "
+            f"{found[0]}: the output folder must be one that all machines share"
+        )
+
+
+def _listed(ranks: np.ndarray) -> str:
+    return ", ".join(map(str, ranks))
+
+
 def weights_hash(trainer: Trainer) -> str:
     """SHA-256 (hex) of the LoRA.
 
     Raises:
-        FlashGRPOError: the processes do not agree.
+        FlashGRPOError: the processes do not agree; those that differ from process 0 are named.
     """
     digest = hashlib.sha256()
     for name, tensor in trainer.policy.snapshot().items():
@@ -186,14 +205,14 @@ def weights_hash(trainer: Trainer) -> str:
     world = trainer.world
     if world.size > 1:
         # Six bytes fit a float64 exactly, so the hash travels in the same sum as everything else.
-        own = np.zeros((world.size, 5))
         raw = digest.digest()
-        own[world.rank] = [int.from_bytes(raw[i : i + 6], "big") for i in range(0, 30, 6)]
-        rows = world.sum_array(own)
-        if not (rows == rows[0]).all():
+        rows = world.gather([int.from_bytes(raw[i : i + 6], "big") for i in range(0, 30, 6)])
+        other = np.flatnonzero((rows != rows[0]).any(axis=1))
+        if len(other):
             raise FlashGRPOError(
-                f"the LoRA differs between processes after iteration {trainer.state.iteration}: use the same "
-                "run.threads and library versions on all machines, then resume"
+                f"the LoRA of process {_listed(other)} differs from that of process 0 after "
+                f"iteration {trainer.state.iteration}: use the same run.threads and library versions "
+                "on all machines, then resume"
             )
     return digest.hexdigest()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import __version__
+from . import __version__, fence
 from .advantage import Advantages, check_masked, compute_advantages
 from .build import (
     Networks,
@@ -48,16 +48,19 @@ from .keeping import (
     log_iteration,
     prepare_folder,
     restore,
+    same_start,
     save,
 )
 from .prompts import PromptSplit
-from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares
+from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, share_cost
 from .runs.checkpoint import clean_temporary, list_checkpoints, newest_checkpoint
 from .runs.events import SCHEMA, EventLog, RewardLog
 from .runs.folder import RunFolder
 from .runs.report import write_report
 from .scoring import Scores, score_rollouts
+from .sharding import load_sharded
 from .update import GradientStats, PolicyOptimizer, policy_gradient, update_units
+from .watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +117,11 @@ class Trainer:
         else:
             cache = cache or folder.output / "flashgrpo" / "cache"
             with self.phase("encode", 1):
-                self.context = embed_prompts(
-                    config, self.prompts, cache, self.control, networks.device
-                )
+                # The first process of a machine encodes, the others find it in the cache.
+                with self.world.one_at_a_time():
+                    self.context = embed_prompts(
+                        config, self.prompts, cache, self.control, networks.device
+                    )
         self.negative = (
             None if config.rollout.guidance == 1.0 else self.context(config.prompts.negative)
         )
@@ -148,7 +153,10 @@ class Trainer:
 
     def rollout(self, groups: list[PromptGroup], iteration: int) -> list[Rollout]:
         """Sample this rank's share of all videos."""
-        shares = self.world.deal(sample_shares(groups, self.settings.micro_batch))
+        shares = self.world.deal(
+            sample_shares(groups, self.settings.micro_batch),
+            share_cost(groups, self.schedule.steps, self.settings),
+        )
         self.control.bring(self.policy.transformer)
         self.sampler.forget()
         total = rollout_forwards(groups, self.schedule.steps, self.settings)
@@ -156,6 +164,7 @@ class Trainer:
             "rollout", sum(len(samples) for _, samples in shares), iteration, forwards=total
         ):
             rollouts = [self.sampler.sample(groups[g], samples) for g, samples in shares]
+            self.world.rest()
         self.sampler.forget()
         self.state.forwards_total += total
         return rollouts
@@ -352,7 +361,14 @@ def train(
             return done
         if config.run.threads:
             torch.set_num_threads(config.run.threads)
-        with folder.lock() if world.is_main else nullcontext():
+        locked = folder.lock() if world.is_main else nullcontext()
+        with (
+            locked,
+            world.watching_peers(),
+            Watchdog(control, world, config.run.stall) as watchdog,
+        ):
+            if networks is None and config.model.shard and world.size > 1:
+                networks = load_sharded(config, world)
             networks = networks or load_networks(
                 config, pick_device(config.model.device) if world.size == 1 else world.device
             )
@@ -360,11 +376,12 @@ def train(
                 config,
                 networks,
                 folder,
-                control=control,
+                control=watchdog,
                 world=world,
                 cache=cache,
                 embeddings=embeddings,
             )
+            watchdog.warn = trainer.warn
             return run(trainer)
     except Cancelled:
         # Asked to stop before the first iteration, while prompts were encoded.
@@ -375,6 +392,7 @@ def train(
         trained = bool(list_checkpoints(folder.checkpoints))
         if isinstance(exc, FlashGRPOError) and fresh and world.is_main and not trained:
             # Nothing was trained: a name must not be taken by a mistake.
+            fence.check(folder.path)
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
@@ -397,6 +415,7 @@ def run(trainer: Trainer) -> RunResult:
     if newest is not None:
         restore(trainer, newest)
         resumed = trainer.state.iteration
+    same_start(trainer)
     trainer.event(
         "run_started",
         trainer.state.iteration,
