@@ -128,7 +128,7 @@ class OptimConfig:
     warmup: int = option(5, "Iterations over which the learning rate rises linearly.", low=0, high=100000)
     beta1: float = option(0.9, "AdamW beta 1.", low=0.0, high=0.9999)
     beta2: float = option(0.999, "AdamW beta 2.", low=0.0, high=0.999999)
-    eps: float = option(1e-15, "AdamW epsilon; gradients here are about 1e-8, so the usual 1e-8 would throttle them.", low=0.0, high=1e-2)
+    eps: float = option(1e-15, "AdamW epsilon; gradients here are about 1e-8, so the usual 1e-8 would throttle them. 0 would divide by zero where a gradient is 0.", low=1e-20, high=1e-2)
     weight_decay: float = option(1e-4, "AdamW weight decay.", low=0.0, high=1.0)
     max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.", low=0.0, high=1e6)
     updates_per_rollout: int = option(1, "Optimizer steps per rollout batch; above 1 the later ones are off-policy.", low=1, high=64)

@@ -40,6 +40,7 @@ from .distributed import World
 from .errors import Cancelled, FlashGRPOError
 from .export import export_run_lora
 from .groups import PromptGroup, choose_prompts, make_groups
+from .health import Health
 from .judging import chosen_weights, judge, latest_weights, out_of_patience, validate_run
 from .keeping import (
     RunResult,
@@ -54,7 +55,7 @@ from .keeping import (
 from .prompts import PromptSplit
 from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, share_cost
 from .runs.checkpoint import clean_temporary, list_checkpoints, newest_checkpoint
-from .runs.events import SCHEMA, EventLog, RewardLog
+from .runs.events import SCHEMA, EventLog, RewardLog, read_events
 from .runs.folder import RunFolder
 from .runs.report import write_report
 from .scoring import Scores, score_rollouts
@@ -109,6 +110,7 @@ class Trainer:
         self.prompts = build_prompts(config)
         self.reward = build_reward(config)
         self.eval_reward = build_eval_reward(config)
+        self.health = Health(self.reward.weights, read_events(folder.events))
         self.state = RunState()
         self.saved = 0  # iteration of the last checkpoint
         self.best: dict[str, torch.Tensor] | None = None
@@ -234,10 +236,17 @@ class Trainer:
                     control=self.control,
                     world=self.world,
                 )
-                norm = self.optimizer.step(gradient)
+                # All videos that teach something are outside the clip range: nothing is left to do.
+                cut = stats.clip_fraction > 0 and not any(bool(g.any()) for g in gradient.values())
+                if not cut:
+                    norm = self.optimizer.step(gradient)
             self.sampler.forget()
             self.state.forwards_total += 3 * stats.forwards
+            self.state.optimizer_steps = self.optimizer.step_count
             first = first or stats
+            first.clip_fraction = stats.clip_fraction
+            if cut:
+                break
             if not math.isfinite(norm):
                 self._empty(
                     iteration,
@@ -254,8 +263,15 @@ class Trainer:
                 f"the ratio drifts by {drift:.2e} before the first update, more than loss.clip = "
                 f"{clip:g}: raise it to {5 * drift:.1e}",
             )
+        if norm == 0.0:
+            self._empty(
+                iteration,
+                "all_clipped",
+                "the clip range cuts every video before the first update, so nothing was learnt: "
+                "raise loss.clip above the ratio drift",
+            )
+            return first, norm
         self.state.empty_iterations = 0
-        self.state.optimizer_steps = self.optimizer.step_count
         return first, norm
 
     # Telling the host and the run folder.
@@ -266,6 +282,8 @@ class Trainer:
             return {"event": kind, "iteration": iteration, **fields}
         record = self.events.append(kind, iteration, **fields)
         self.control.event(record)
+        for sign in self.health.observe(record):
+            self.warn(iteration, sign.code, sign.message)
         return record
 
     def warn(self, iteration: int, code: str, message: str) -> None:
