@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .build import build_schedule, plan, preflight, with_embedded_files
 from .cli_common import Answer, facts, load_job, size_words
@@ -17,6 +17,9 @@ from .progress import Session, TerminalControl, result_words
 from .runs.checkpoint import list_checkpoints
 from .runs.folder import RunFolder, free_name
 from .runs.report import write_report
+
+if TYPE_CHECKING:
+    from .distributed import World
 
 
 def demo(args: Namespace) -> Answer:
@@ -44,17 +47,24 @@ def _train(config: Config, resume: str) -> Answer:
     from .distributed import World
     from .trainer import train as run_training
 
-    world = World.launched(cpu=config.model.device == "cpu")
+    try:
+        from .launch import launched_world, part
+    except ImportError:  # a node pack from the registry comes without it and trains in one process
+        world = World()
+    else:
+        world = launched_world(config)
     control = TerminalControl(
         config.run.iterations, offload=config.model.offload, quiet=not world.is_main
     )
     run = RunFolder(config.run.output, config.run.name)
     with Session(control):
         if world.is_main:
-            control.note(f"run {run.path}")
+            control.note(f"run {run.path} ({size_of_world(world)})")
         result = run_training(config, control, world=world, resume=resume)
         if world.is_main and result.report is None and run.exists():
             result.report = write_report(run)
+    if world.size > 1:
+        part()
     if not world.is_main:
         return Answer("", {})
     data: dict[str, Any] = {
@@ -82,6 +92,13 @@ def _train(config: Config, resume: str) -> Answer:
     else:
         rows.append(("result", f"{result.iteration} iterations done; there were no test prompts"))
     return Answer(facts(rows), data)
+
+
+def size_of_world(world: World) -> str:
+    """How many processes train together, and where."""
+    if world.size == 1:
+        return "1 process"
+    return f"{world.size} processes, {world.local_size} per machine, on {world.device.type}"
 
 
 def dry_run(config: Config) -> Answer:
