@@ -2,163 +2,49 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from . import embedded
+from .conditioning import StartImage, check_images
 from .config import Config
-from .config_io import flow_shift, sde_window, validate
+from .config_io import flow_shift, validate
 from .control import Control
+from .embedded import with_embedded_files
 from .errors import FlashGRPOError
+from .experts import switch_step
 from .groups import choose_prompts
-from .policy import WanPolicy, forwards_per_velocity, policy_weights
-from .prompts import PromptSplit, disjoint_split, read_prompts, split_prompts
+from .networks import (
+    Networks,
+    check_loras,
+    latent_layout,
+    load_networks,
+    model_spec,
+    pick_device,
+    pick_dtype,
+)
+from .policy import forwards_per_velocity
+from .prompts import Prompt, PromptSplit, disjoint_split, read_prompts, split_prompts
 from .rewards.mix import RewardMix, default_terms, evaluation_terms
 from .rollout import RolloutSettings
 from .schedule import Schedule, make_schedule
-from .wan.lora import merge_lora, read_lora
+from .wan.lora import read_lora
+from .wan.start_image import ImageEncoder, cached_start_images
 from .wan.text import cached_embeddings
-from .wan.transformer import load_transformer
-from .wan.vae import load_vae
+from .windows import expert_boundary, sde_windows
 
-log = logging.getLogger(__name__)
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass
-class Networks:
-    """The loaded networks of a run.
-
-    Attributes:
-        policy: transformer with LoRA.
-        vae: the VAE.
-        spec: architecture of the transformer, from its tensor shapes.
-        device: compute device.
-    """
-
-    policy: WanPolicy
-    vae: Any
-    spec: Any
-    device: torch.device
-
-
-def with_embedded_files(config: Config) -> Config:
-    """Replace `tiny` by the embedded files, where the configuration leaves them open."""
-    if config.model.transformer != embedded.TINY:
-        return config
-    model = replace(
-        config.model,
-        transformer=str(embedded.TINY_TRANSFORMER),
-        vae=config.model.vae or str(embedded.TINY_VAE),
-        text_encoder=config.model.text_encoder or str(embedded.TINY_TEXT_ENCODER),
-        text_tokens=config.model.text_tokens or embedded.TINY_TEXT_TOKENS,
-    )
-    prompts = config.prompts
-    if not prompts.file:
-        prompts = replace(
-            prompts,
-            file=str(embedded.TINY_PROMPTS["train"]),
-            validation_file=prompts.validation_file or str(embedded.TINY_PROMPTS["validation"]),
-            test_file=prompts.test_file or str(embedded.TINY_PROMPTS["test"]),
-        )
-    reward = config.reward
-    if not reward.terms:
-        reward = replace(reward, terms=default_terms(tiny=True))
-    return replace(config, model=model, prompts=prompts, reward=reward)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of `model.device`.
-
-    Raises:
-        FlashGRPOError: the device does not exist here.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        return torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise FlashGRPOError(
-            f"model.device {name!r} is not available ({reason}): use auto or cpu"
-        ) from None
-    return device
-
-
-def pick_dtype(name: str, weight_dtype: str, device: torch.device) -> torch.dtype:
-    """Compute type of the frozen weights: `auto` keeps 16-bit files 16-bit except on the CPU."""
-    if name != "auto":
-        return DTYPES[name]
-    if device.type == "cpu" or weight_dtype in ("F32", "float32", "fp32"):
-        return torch.float32
-    return torch.float16 if weight_dtype in ("F16", "float16", "fp16") else torch.bfloat16
-
-
-def load_networks(
-    config: Config, device: torch.device | None = None, place: torch.device | None = None
-) -> Networks:
-    """Load transformer (with frozen LoRAs merged and the policy LoRA attached) and VAE.
-
-    Args:
-        config: the configuration.
-        device: where the networks will run; None picks `model.device`.
-        place: where the weights are put for now, by hosts that move them; None is `device`.
-
-    Raises:
-        FlashGRPOError: a file is missing, broken or of another model family.
-    """
-    from .files import open_tensors
-    from .wan.detect import detect_transformer
-
-    config = with_embedded_files(config)
-    model = config.model
-    if not model.vae:
-        raise FlashGRPOError(
-            "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
-        )
-    device = device or pick_device(model.device)
-    place = place or device
-    dtype = pick_dtype(
-        model.dtype, detect_transformer(open_tensors(model.transformer)).weight_dtype, device
-    )
-    transformer, spec = load_transformer(model.transformer, dtype, place)
-    for entry in model.frozen_loras:
-        merge_lora(transformer, read_lora(entry["file"]), float(entry.get("strength", 1.0)))
-    policy = WanPolicy(
-        transformer,
-        rank=model.lora_rank,
-        alpha=model.lora_alpha,
-        targets=model.lora_targets,
-        seed=config.run.seed,
-        gradient_checkpointing=model.gradient_checkpointing,
-    )
-    if model.continue_from:
-        continue_policy(policy, model.continue_from)
-    vae_dtype = torch.float32 if device.type == "cpu" else dtype
-    vae = load_vae(model.vae, vae_dtype, place)
-    return Networks(policy, vae, spec, device)
-
-
-def continue_policy(policy: WanPolicy, path: str) -> None:
-    """Start the policy from an existing LoRA, which also becomes the reference policy.
-
-    Raises:
-        FlashGRPOError: the LoRA has another rank or other targets than the policy.
-    """
-    policy.load(policy_weights(policy, read_lora(path)))
-    policy.set_reference(policy.snapshot())
+__all__ = [
+    "Networks",
+    "latent_layout",
+    "load_networks",
+    "pick_device",
+    "pick_dtype",
+    "with_embedded_files",
+]
 
 
 def build_prompts(config: Config) -> PromptSplit:
@@ -211,13 +97,8 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
         eta=config.schedule.eta,
         shared_prefix=config.rollout.shared_prefix,
         micro_batch=config.rollout.micro_batch,
+        guidance_low=config.rollout.guidance_low if config.model.transformer_low else 0.0,
     )
-
-
-def latent_layout(networks: Networks) -> tuple[int, int]:
-    """Latent channels of the transformer and pixels per latent of the VAE."""
-    spatial = getattr(networks.vae.config, "scale_factor_spatial", None) or 8
-    return networks.spec.out_channels, spatial
 
 
 def build_reward(config: Config) -> RewardMix:
@@ -242,23 +123,51 @@ def text_tokens(config: Config) -> int:
     return config.model.text_tokens or embedded.TEXT_TOKENS
 
 
-def needed_texts(config: Config, split: PromptSplit) -> set[str]:
-    """Every prompt text that a run will use, the negative prompt included."""
-    count = config.rollout.prompts_per_iteration
-    texts = {config.prompts.negative}
-    total = len(split.train)
-    epochs_needed = math.ceil(config.run.iterations * count / total)
-    if epochs_needed > 1:
-        texts.update(p.text for p in split.train)
+def needed_prompts(config: Config, split: PromptSplit) -> list[Prompt]:
+    """Every prompt that a run will use, each once."""
+    count, total = config.rollout.prompts_per_iteration, len(split.train)
+    found: dict[Prompt, None] = {}
+    if math.ceil(config.run.iterations * count / total) > 1:
+        found.update(dict.fromkeys(split.train))
     else:
         for iteration in range(1, config.run.iterations + 1):
-            texts.update(
-                split.train[i].text
-                for i in choose_prompts(count, total, iteration, config.run.seed)
-            )
-    texts.update(p.text for p in split.validation[: config.eval.prompts])
-    texts.update(p.text for p in split.test[: config.eval.test_prompts])
-    return texts
+            chosen = choose_prompts(count, total, iteration, config.run.seed)
+            found.update(dict.fromkeys(split.train[i] for i in chosen))
+    found.update(dict.fromkeys(split.validation[: config.eval.prompts]))
+    found.update(dict.fromkeys(split.test[: config.eval.test_prompts]))
+    return list(found)
+
+
+def needed_texts(config: Config, split: PromptSplit) -> set[str]:
+    """Every prompt text that a run will use, the negative prompt included."""
+    return {config.prompts.negative} | {p.text for p in needed_prompts(config, split)}
+
+
+def start_images(
+    config: Config, networks: Networks, prompts: Sequence[Prompt], cache: Path, control: Control
+) -> Callable[[str], StartImage] | None:
+    """Encode (or find in the cache) the start images of some prompts.
+
+    Returns:
+        Path -> its encoding, or None when no prompt has an image.
+
+    Raises:
+        FlashGRPOError: model and prompts do not agree about images, or one cannot be read.
+    """
+    check_images(networks.spec, [p.image for p in prompts])
+    paths = [p.image for p in prompts if p.image is not None]
+    if not paths:
+        return None
+    full, r = with_embedded_files(config), config.rollout
+    encoder = ImageEncoder(
+        networks.spec,
+        networks.vae,
+        full.model.vae,
+        full.model.clip_vision,
+        (r.width, r.height, r.frames),
+        networks.device,
+    )
+    return cached_start_images(paths, encoder, cache, control)
 
 
 def given_embeddings(
@@ -321,29 +230,35 @@ def preflight(config: Config, *, files: bool = True) -> None:
     Raises:
         FlashGRPOError: naming the value and the fix.
     """
-    from .files import open_tensors
-    from .wan.detect import detect_transformer
-
     validate(config)
     full = with_embedded_files(config)
+    if full.rollout.guidance_low and not full.model.transformer_low:
+        raise FlashGRPOError(
+            f"rollout.guidance_low = {full.rollout.guidance_low:g} is for the low-noise expert of a "
+            "model with two: set it to 0, or name model.transformer_low"
+        )
+    prompts = build_prompts(full)
     if files:
-        detect_transformer(open_tensors(full.model.transformer))
+        spec = model_spec(full)
+        check_images(spec, [p.image for p in needed_prompts(full, prompts)])
+        sde_windows(full)
         if not full.model.vae:
             raise FlashGRPOError(
                 "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
             )
         pick_device(full.model.device)
+        check_loras(full, spec)
         for entry in full.model.frozen_loras:
             read_lora(entry["file"])
-        if full.model.continue_from:
-            ranks = {pair.rank for pair in read_lora(full.model.continue_from).values()}
-            if ranks != {full.model.lora_rank}:
+        for setting in ("continue_from", "continue_from_low"):
+            path = getattr(full.model, setting)
+            ranks = {pair.rank for pair in read_lora(path).values()} if path else set()
+            if path and ranks != {full.model.lora_rank}:
                 raise FlashGRPOError(
-                    f"model.continue_from = {full.model.continue_from!r} has rank "
+                    f"model.{setting} = {path!r} has rank "
                     f"{', '.join(str(r) for r in sorted(ranks))}, model.lora_rank is "
                     f"{full.model.lora_rank}: use the same rank"
                 )
-    build_prompts(full)
     build_reward(full)
     build_eval_reward(full)
 
@@ -384,29 +299,34 @@ def plan(config: Config, lora_parameters: int = 0) -> Plan:
     """
     validate(config)
     split = build_prompts(config)
-    settings = rollout_settings(config)
-    per = forwards_per_velocity(settings.guidance)
-    steps, window, r = config.schedule.steps, sde_window(config), config.rollout
+    settings = rollout_settings(config, *_planned_layout(config))
+    cost = _step_costs(config, settings)
+    r = config.rollout
     groups, size = r.prompts_per_iteration, r.group_size
-    if r.noise == "shared" and r.shared_prefix:
-        prefix = sum(range(window[0] + 1, window[1] + 1)) / (window[1] - window[0])
-        sampling, training = groups * (prefix + size * (steps - prefix)), groups
-    else:
-        sampling, training = groups * size * steps, groups * size
+    shared = r.noise == "shared" and r.shared_prefix
+    videos = 1 if shared else size
+    sampling = training = 0.0
+    windows = list(sde_windows(config).values())
+    for first, end in windows:
+        share = groups / len(windows) / (end - first)
+        for step in range(first, end):
+            prefix = step + 1 if shared else 0
+            sampling += share * (sum(cost[:prefix]) + size * sum(cost[prefix:]))
+            training += share * videos * cost[step]
     every, e = config.eval.every, config.eval
     evaluations = (config.run.iterations // every + 1) if every else 0
     shown = min(e.prompts, len(split.validation)) * e.seeds
     # Each evaluation judges the policy; the starting policy is judged once.
     judged = shown * evaluations + 2 * min(e.test_prompts, len(split.test)) * e.test_seeds
-    evaluation_forwards = judged * steps * per
-    total = config.run.iterations * (sampling + 3 * training) * per + evaluation_forwards
+    evaluation_forwards = judged * sum(cost)
+    total = config.run.iterations * (sampling + 3 * training) + evaluation_forwards
     checkpoint = 4 * lora_parameters * 4
     video = r.width * r.height * r.frames // 8
     disk = checkpoint * (config.run.save_every and config.run.keep + 2) + video * min(judged, 200)
     return Plan(
         groups * size,
-        sampling * per,
-        training * per,
+        sampling,
+        training,
         evaluations,
         evaluation_forwards,
         total,
@@ -414,3 +334,21 @@ def plan(config: Config, lora_parameters: int = 0) -> Plan:
         disk,
         {"train": len(split.train), "validation": len(split.validation), "test": len(split.test)},
     )
+
+
+def _planned_layout(config: Config) -> tuple[int, int]:
+    """Latent channels and pixels per latent, as far as the model's file is at hand."""
+    path = with_embedded_files(config).model.transformer
+    channels = model_spec(config).out_channels if Path(path).exists() else 16
+    return channels, 16 if channels == 48 else 8
+
+
+def _step_costs(config: Config, settings: RolloutSettings) -> list[int]:
+    """Transformer forwards of one velocity at each step."""
+    steps = config.schedule.steps
+    high = forwards_per_velocity(settings.guidance)
+    if not config.model.transformer_low:
+        return [high] * steps
+    switch = switch_step(build_schedule(config), expert_boundary(config))
+    low = forwards_per_velocity(settings.guidance_low or settings.guidance)
+    return [high] * switch + [low] * (steps - switch)

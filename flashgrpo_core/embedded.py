@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config
 
 TINY = "tiny"
 TINY_FOLDER = Path(__file__).resolve().parent / "assets" / "tiny_wan"
@@ -29,3 +33,30 @@ def demo_tables(iterations: int = 45, seed: int = 0) -> dict[str, dict[str, Any]
         "eval": {"every": 15, "prompts": 12, "seeds": 2, "test_prompts": 12, "test_seeds": 4},
         "run": {"name": "demo", "iterations": iterations, "seed": seed},
     }
+
+
+def with_embedded_files(config: Config) -> Config:
+    """Replace `tiny` by the embedded files, where the configuration leaves them open."""
+    if config.model.transformer != TINY:
+        return config
+    model = replace(
+        config.model,
+        transformer=str(TINY_TRANSFORMER),
+        vae=config.model.vae or str(TINY_VAE),
+        text_encoder=config.model.text_encoder or str(TINY_TEXT_ENCODER),
+        text_tokens=config.model.text_tokens or TINY_TEXT_TOKENS,
+    )
+    prompts = config.prompts
+    if not prompts.file:
+        prompts = replace(
+            prompts,
+            file=str(TINY_PROMPTS["train"]),
+            validation_file=prompts.validation_file or str(TINY_PROMPTS["validation"]),
+            test_file=prompts.test_file or str(TINY_PROMPTS["test"]),
+        )
+    from .rewards.mix import default_terms
+
+    reward = config.reward
+    if not reward.terms:
+        reward = replace(reward, terms=default_terms(tiny=True))
+    return replace(config, model=model, prompts=prompts, reward=reward)

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from ..flashgrpo_core.build import Networks, continue_policy, load_networks
+from ..flashgrpo_core.build import Networks, load_networks
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.networks import continue_policy
 from . import host
 from .progress import HostControl
 from .values import ModelFiles, Policy
@@ -61,7 +62,7 @@ def networks(
         clear()
         config = build_config({"model": files.table()})
         loaded = load_networks(config, host.compute_device(), host.offload_device())
-        patchers = {id(n): host.managed(n) for n in (loaded.policy.transformer, loaded.vae)}
+        patchers = {id(n): host.managed(n) for n in (*loaded.transformers, loaded.vae)}
         for patcher in patchers.values():
             size, total = host.sizes(patcher)
             if host.compute_device().type != "cpu" and size > total:
@@ -72,11 +73,12 @@ def networks(
         _held = _Held(key, loaded, patchers)
     # One block works on about 24 tensors [tokens, dim] of 16 bit.
     _working_memory, _alone = 48 * tokens * _held.networks.spec.dim, alone
-    transformer: Any = _held.networks.policy.transformer
-    if checkpointing:
-        transformer.enable_gradient_checkpointing()
-    else:
-        transformer.disable_gradient_checkpointing()
+    for transformer in _held.networks.transformers:
+        network: Any = transformer
+        if checkpointing:
+            network.enable_gradient_checkpointing()
+        else:
+            network.disable_gradient_checkpointing()
     return _held.networks
 
 
@@ -90,8 +92,7 @@ def policy_networks(policy: Policy, seed: int, **options: Any) -> Networks:
     """
     found = networks(policy.files, **options)
     found.policy.initialise(seed)
-    if policy.files.continue_from:
-        continue_policy(found.policy, policy.files.continue_from)
+    continue_policy(found.policy, build_config({"model": policy.files.table()}))
     if policy.adapter is not None:
         found.policy.load(policy.adapter)
     return found

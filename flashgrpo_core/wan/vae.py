@@ -265,10 +265,15 @@ def encode_video(vae: AutoencoderKLWan, video: np.ndarray) -> torch.Tensor:
             f"video of {frames} frames, {width}x{height}: use 4n+1 frames and sides that are "
             f"multiples of {factor}"
         )
+    pixels = torch.from_numpy(np.ascontiguousarray(video)).to(next(vae.parameters()).device)
+    return encode_pixels(vae, pixels.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0)
+
+
+@torch.no_grad()
+def encode_pixels(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
+    """Normalised latents as by `encode_video`, of pixels `[B, 3, T, H, W]` in [-1, 1]."""
     parameter = next(vae.parameters())
-    pixels = torch.from_numpy(np.ascontiguousarray(video)).to(parameter.device)
-    pixels = pixels.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0  # [B, 3, T, H, W] in [-1, 1]
-    z = vae.encode(pixels.to(parameter.dtype)).latent_dist.mode().float()
+    z = vae.encode(pixels.to(parameter.device, parameter.dtype)).latent_dist.mode().float()
     mean, std = _mean_std(vae, z.device)
     return (z - mean) / std
 
