@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,13 @@ from .config_io import config_hash, identity_differences
 from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
-from .runs.checkpoint import list_checkpoints, load_checkpoint, prune, save_checkpoint
+from .runs.checkpoint import (
+    clean_temporary,
+    list_checkpoints,
+    load_checkpoint,
+    prune,
+    save_checkpoint,
+)
 from .runs.events import read_events
 from .runs.folder import RunFolder, free_name
 from .scoring import Scores
@@ -26,6 +35,8 @@ from .update import GradientStats
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -134,6 +145,30 @@ def finished_result(folder: RunFolder, config: Config) -> RunResult | None:
         tests[-1] if tests else None,
         folder.report if folder.report.is_file() else None,
     )
+
+
+#: Temporary names of `files` and `video`.
+_LEFT_OVER = re.compile(r"\.tmp-\d+-[0-9a-f]+|\..+\.\d+\.tmp\.mp4")
+#: Seconds after which a temporary file of the cache, which runs share, belongs to no one.
+_STALE = 3600.0
+
+
+def clean_left_overs(folder: RunFolder, cache: Path | None = None) -> None:
+    """Remove what a process that was killed has left; only who trains the run may call it."""
+    clean_temporary(folder.checkpoints)
+    for place in (folder.path, folder.lora, folder.samples, *folder.samples.glob("*/")):
+        _clean(place, 0.0)
+    _clean(cache or folder.output / "flashgrpo" / "cache", _STALE)
+
+
+def _clean(place: Path, age: float) -> None:
+    for path in place.glob(".*"):
+        try:
+            old = age == 0 or time.time() - path.stat().st_mtime >= age
+            if _LEFT_OVER.fullmatch(path.name) and old:
+                path.unlink()
+        except OSError as exc:
+            log.warning("left-over %s could not be removed: %s", path, exc)
 
 
 def save(trainer: Trainer) -> None:

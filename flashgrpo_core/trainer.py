@@ -45,6 +45,7 @@ from .judging import chosen_weights, judge, latest_weights, out_of_patience, val
 from .keeping import (
     RunResult,
     RunState,
+    clean_left_overs,
     finished_result,
     log_iteration,
     prepare_folder,
@@ -54,7 +55,7 @@ from .keeping import (
 )
 from .prompts import PromptSplit
 from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, share_cost
-from .runs.checkpoint import clean_temporary, list_checkpoints, newest_checkpoint
+from .runs.checkpoint import list_checkpoints, newest_checkpoint
 from .runs.events import SCHEMA, EventLog, RewardLog, read_events
 from .runs.folder import RunFolder
 from .runs.report import write_report
@@ -420,7 +421,7 @@ def run(trainer: Trainer) -> RunResult:
     config, folder, world = trainer.config, trainer.folder, trainer.world
     resumed = None
     if world.is_main:
-        clean_temporary(folder.checkpoints)
+        clean_left_overs(folder)
     world.barrier()
     newest = newest_checkpoint(
         folder.checkpoints,
