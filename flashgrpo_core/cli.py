@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -33,6 +34,8 @@ COMMANDS = {
     "score": ("cli_look", "score"),
     "schedule": ("cli_look", "schedule"),
     "report": ("cli_look", "report"),
+    "worker": ("worker", "worker"),
+    "reward-server": ("served.command", "reward_server"),
 }
 
 
@@ -85,6 +88,15 @@ def _run(args: argparse.Namespace) -> int:
     from .runs.events import jsonable
 
     module, function = COMMANDS[args.command]
+    try:
+        known = importlib.util.find_spec(f".{module}", __package__) is not None
+    except ModuleNotFoundError:
+        known = False
+    if not known:
+        raise FlashGRPOError(
+            f"`{args.command}` is not part of the ComfyUI node pack: install the Python package "
+            "(pip install flashgrpo) in an environment of its own"
+        )
     answer = getattr(importlib.import_module(f".{module}", __package__), function)(args)
     if args.json and answer.data:
         print(json.dumps(jsonable(answer.data), ensure_ascii=False, indent=1))
@@ -127,9 +139,11 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("inspect", "Say what a model file, LoRA or run folder is.")
     sub.add_argument("file", metavar="FILE", help="safetensors file, model folder or run folder")
     _add_score(command("score", "Score videos with rewards."))
+    _add_reward_server(command("reward-server", "Serve rewards to trainers over HTTP."))
     _add_schedule(command("schedule", "Print a noise schedule and its SDE steps in float64."))
     sub = command("report", "Draw the report.html of a run again.")
     sub.add_argument("run_folder", metavar="RUN", help="run folder")
+    _add_worker(command("worker", "Train the jobs that ComfyUI puts into its queue."))
     return parser
 
 
@@ -215,6 +229,33 @@ def _add_export(sub: argparse.ArgumentParser) -> None:
     _add_models(sub, "the model is looked up")
 
 
+def _add_worker(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--runs", required=True, metavar="DIR", help="ComfyUI's output folder")
+    sub.add_argument(
+        "--models",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="ComfyUI's models folder; may be repeated. Nothing outside these folders is opened",
+    )
+    sub.add_argument("--name", help="name of this worker (that of the machine)")
+    sub.add_argument("--once", action="store_true", help="end when no job is left to take")
+    sub.add_argument(
+        "--lease",
+        type=_lease,
+        default=60.0,
+        metavar="SECONDS",
+        help="silence after which another worker counts as dead and its job is taken over (60)",
+    )
+
+
+def _lease(text: str) -> float:
+    value = _finite(text)
+    if value < 3:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 3 seconds")
+    return value
+
+
 def _add_reward(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--reward",
@@ -231,6 +272,47 @@ def _add_score(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--prompts", metavar="FILE", help="one prompt per video, by file name")
     _add_reward(sub)
     sub.add_argument("--on-nan", choices=("error", "mask"), default="error")
+
+
+def _add_reward_server(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--reward", action="append", required=True, metavar="NAME", help="reward; may be repeated"
+    )
+    sub.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the reward (NAME.KEY=VALUE with several); may be repeated",
+    )
+    _add_models(sub, "model files are looked up")
+    sub.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    sub.add_argument("--port", type=_port, default=8190, help="port (8190); 0 takes a free one")
+    sub.add_argument(
+        "--token-file", metavar="FILE", help="what clients must show; required off loopback"
+    )
+    for name, default, text in (
+        ("batch", 8, "videos scored together"),
+        ("queue", 16, "requests that may wait"),
+        ("max-megabytes", 512, "largest request"),
+        ("max-videos", 64, "most videos in a request"),
+        ("max-frames", 1025, "longest video"),
+        ("max-pixels", 4096 * 2304, "largest frame, width times height"),
+    ):
+        sub.add_argument(
+            f"--{name}", type=_positive, default=default, metavar="N", help=f"{text} ({default})"
+        )
+    for name, seconds, text in (
+        ("timeout", 600.0, "time for the scores of a request"),
+        ("read-timeout", 60.0, "time a client may take to send a request"),
+    ):
+        sub.add_argument(
+            f"--{name}",
+            type=_seconds,
+            default=seconds,
+            metavar="SECONDS",
+            help=f"{text} ({seconds:g})",
+        )
 
 
 def _add_schedule(sub: argparse.ArgumentParser) -> None:
@@ -274,6 +356,20 @@ def _positive(text: str) -> int:
     value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return value
+
+
+def _port(text: str) -> int:
+    value = _whole(text)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is outside 0 to 65535")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = _finite(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
 
 

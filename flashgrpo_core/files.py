@@ -31,6 +31,7 @@ __all__ = [
     "resolve_inside",
     "save_tensors",
     "sha256_file",
+    "write_bytes_atomic",
     "write_tensors",
     "write_text_atomic",
 ]
@@ -138,8 +139,17 @@ def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         FlashGRPOError: the disk is full or the folder cannot be written; an older file stays.
     """
+    write_bytes_atomic(path, text.encode("utf-8"))
+
+
+def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file that is complete or absent, never half written.
+
+    Raises:
+        FlashGRPOError: as `write_text_atomic`.
+    """
     with _atomic(Path(path)) as handle:
-        handle.write(text.encode("utf-8"))
+        handle.write(data)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from .. import fence
 from ..config import Config
 from ..config_io import check_run_name, dump_toml, load_config
 from ..errors import FlashGRPOError
@@ -43,6 +44,7 @@ class RunFolder:
         self.samples_index = self.samples / "index.json"
         self.lora = self.path / "lora"
         self.report = self.path / "report.html"
+        self.lock_path = self.path / ".lock"
 
     @classmethod
     def at(cls, path: str | Path) -> RunFolder:
@@ -148,14 +150,19 @@ class RunFolder:
         Raises:
             FlashGRPOError: another process (or another trainer in this one) holds it.
         """
+        fence.check(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+b") as file:
+        with open(self.lock_path, "a+b") as file:
             if not _try_lock(file):
                 raise FlashGRPOError(
                     f"run {self.name!r} is being trained by another process: stop that one, or "
                     "choose another run name"
                 )
             try:
+                # A worker that takes the run over recognises the lock of the one it replaces.
+                file.truncate(0)
+                file.write(fence.holder().encode())
+                file.flush()
                 yield
             finally:
                 _unlock(file)
