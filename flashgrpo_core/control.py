@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import nn
 
 
 class Control:
-    """A host that shows nothing, never cancels and leaves networks where they are."""
+    """A host that shows nothing, never cancels and leaves networks where they are.
+
+    Attributes:
+        device: where a host that moves networks itself computes; None for others, whose networks
+            are loaded where they run.
+    """
+
+    device: torch.device | None = None
 
     def phase(self, name: str, total: int, iteration: int = 0) -> None:
         """Start a phase (`encode`, `rollout`, `decode`, `score`, `update`, `evaluate`, `save`).
