@@ -62,7 +62,8 @@ REWARDS: dict[str, type] = {
 # other processes are not offered.
 _SERVED = f"{__package__.rpartition('.')[0]}.served"
 if find_spec(_SERVED) is not None:
-    REWARDS |= {reward.name: reward for reward in import_module(_SERVED).REWARDS}
+    REWARDS["served"] = import_module(f"{_SERVED}.reward").ServedReward
+    REWARDS["judge"] = import_module(f"{_SERVED}.judge").JudgeReward
 
 __all__ = [
     "REWARDS",
