@@ -26,6 +26,7 @@ class LoopClosureReward:
     range = "0 (ends elsewhere, or does not move) .. 1 (a seamless loop)"
     direction = "higher is better"
     hackable_by = "tiny movements to and fro, fading in and out. Weigh it against motion"
+    cost = "0.01 s per frame of 832x480 on one CPU core; no weights"
 
     def score(self, batch: VideoBatch) -> dict[str, np.ndarray]:
         """See the class."""

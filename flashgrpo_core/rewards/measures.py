@@ -14,6 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 #: that noise averages out, fine enough that a blinking eye is seen.
 GRID = 24
 
+_PERIOD = 16  # pixels: the longest grid that is looked for
+
 # Squared grey levels of structure per pixel below which a frame counts as empty.
 _EMPTY = 1e-3
 # Mean swing (see `flicker`) of white noise of standard deviation 1: E sqrt(max(0, -d1 d2)).
@@ -79,6 +81,43 @@ def clipping(grey: torch.Tensor) -> torch.Tensor:
     """Share of pixels per frame that are nearly black or nearly white, float64 `[T]`."""
     lost = (grey <= 2) | (grey >= 253)
     return lost.double().mean((1, 2))
+
+
+def ridges(grey: torch.Tensor) -> torch.Tensor:
+    """Where steps between pixels stand out, by their place in a grid of 16, float64 `[T, 2, 16]`.
+
+    For each axis (down, across), the share of pixels at grid positions 0..15 whose step to the next
+    pixel is more than a grey level higher than both steps beside it. Counting steps, not adding
+    their heights, keeps a few strong edges from deciding.
+    """
+    found = torch.zeros(len(grey), 2, _PERIOD, dtype=torch.float64)
+    for axis, lines in enumerate((grey, grey.transpose(1, 2))):
+        step = lines.diff(dim=1).abs()
+        if step.shape[1] < 2 * _PERIOD + 2:
+            continue
+        alone = step[:, 1:-1] - torch.maximum(step[:, :-2], step[:, 2:]) > 1
+        share = alone.double().mean(2)  # [T, n]
+        place = (torch.arange(share.shape[1]) + 1) % _PERIOD
+        for p in range(_PERIOD):
+            found[:, axis, p] = share[:, place == p].mean(1)
+    return found
+
+
+def blocks(shares: torch.Tensor) -> float:
+    """Strength 0..1 of a fixed grid of 8 or 16 pixels: compression, upsampling and patch artefacts.
+
+    By how much the share of standing-out steps at the grid's own place exceeds that at the others,
+    in the direction in which it is weaker. In a picture without a grid all places are alike.
+
+    Args:
+        shares: output of `ridges`, averaged over the frames, `[2, 16]`.
+    """
+    excess = []
+    for places in (shares.reshape(2, 2, _PERIOD // 2).mean(1), shares):
+        highest = places.amax(1)
+        rest = (places.sum(1) - highest) / (places.shape[1] - 1)
+        excess.append(float((highest - rest).min()))
+    return max(excess)
 
 
 def block_means(grey: torch.Tensor, blocks: int = GRID) -> torch.Tensor:

@@ -35,6 +35,7 @@ class TinyWorldReward:
     range = "0 .. 1 (asked colour, asked direction)"
     direction = "higher is better"
     hackable_by = "losing the named shape: only its colour and its motion are measured"
+    cost = "0.1 s per frame of 832x480 on one CPU core; no weights"
 
     def score(self, batch: Any) -> dict[str, np.ndarray]:
         """Score a batch of videos.

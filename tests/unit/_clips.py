@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from functools import cache
 from pathlib import Path
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from flashgrpo_core.rewards import VideoBatch
 from flashgrpo_core.video import read_video
@@ -45,6 +47,15 @@ def noisy(video: np.ndarray, sigma: float) -> np.ndarray:
 
 def blurred(video: np.ndarray, sigma: float) -> np.ndarray:
     return np.stack([cv2.GaussianBlur(frame, (0, 0), sigma) for frame in video])
+
+
+def jpeg(video: np.ndarray, quality: int) -> np.ndarray:
+    frames = []
+    for frame in video:
+        buffer = io.BytesIO()
+        Image.fromarray(frame).save(buffer, format="JPEG", quality=quality)
+        frames.append(np.asarray(Image.open(buffer)))
+    return np.stack(frames)
 
 
 def frozen(video: np.ndarray) -> np.ndarray:

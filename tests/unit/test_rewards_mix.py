@@ -16,7 +16,6 @@ from flashgrpo_core.rewards import REWARDS, RewardMix, VideoBatch, default_terms
 from flashgrpo_core.rewards.terms import TERM_KEYS, is_group_wise
 from tests.unit._clips import batch, disc, line, noisy, panned
 
-
 #: Rewards that run without weights, packages or servers of the user.
 FREE = [n for n, cls in REWARDS.items() if "no weights" in getattr(cls, "cost", "")]
 #: Those that score each video on its own.
@@ -294,7 +293,7 @@ def mixed_batch() -> VideoBatch:
 def test_every_reward_is_described(name: str) -> None:
     cls = REWARDS[name]
     assert cls.name == name
-    for attribute in ("title", "description", "range", "direction", "hackable_by"):
+    for attribute in ("title", "description", "range", "direction", "hackable_by", "cost"):
         text = getattr(cls, attribute)
         assert isinstance(text, str) and len(text) >= 5, attribute
     assert inspect.getdoc(cls)

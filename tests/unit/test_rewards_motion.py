@@ -60,11 +60,13 @@ def test_smooth_beats_jittery() -> None:
     assert value(MOTION, smooth_clip, "smooth") > 0.9
     assert value(MOTION, jittery_clip, "smooth") < 0.5
     assert value(MOTION, smooth_clip, fps=8.0) > 1.5 * value(MOTION, jittery_clip, fps=8.0)
+    assert value(MOTION, smooth_clip, "jitter") < 0.5 * value(MOTION, jittery_clip, "jitter")
 
 
 def test_a_pan_beats_a_shaking_camera_that_is_as_fast() -> None:
     picture = natural()[0]
     pan, shake = panned(picture, 9, 3), shaken(np.repeat(picture[None], 9, 0), 4)
+    assert value(MOTION, pan, "jitter") < 0.3 * value(MOTION, shake, "jitter")
     assert value(MOTION, pan) > 0.8
     assert value(MOTION, shake) < 0.3
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.rewards.loop_closure import LoopClosureReward
-from flashgrpo_core.rewards.options import AGGREGATES, aggregate
+from flashgrpo_core.rewards.options import AGGREGATES, aggregate, frame_rule
 from flashgrpo_core.rewards.picture import (
     BrightnessReward,
     ColourfulnessReward,
@@ -132,17 +132,45 @@ def test_jpeg_size_is_that_of_the_file() -> None:
 def test_aggregates() -> None:
     scores = np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0])
     found = {how: aggregate(scores, how) for how in AGGREGATES}
-    assert found == {
-        "mean": 4.5,
-        "median": 4.5,
-        "min": 0,
-        "max": 9,
-        "top30": 8,
-        "bottom30": 1,
-        "first": 5,
-        "last": 0,
-    }
+    assert found == pytest.approx(
+        {
+            "mean": 4.5,
+            "median": 4.5,
+            "min": 0,
+            "max": 9,
+            "top30": 8,
+            "bottom30": 1,
+            "first": 5,
+            "last": 0,
+            "top10": 9,
+            "bottom10": 0,
+            "q10": 0.9,
+            "q25": 2.25,
+            "q75": 6.75,
+            "q90": 8.1,
+        }
+    )
     assert scores[0] == 5 and scores[-1] == 0, "the frames keep their order"
+    assert aggregate(scores, "top55") == np.mean([9, 8, 7, 6, 5, 4])  # k = round(5.5) = 6
+    assert aggregate(scores, "bottom100") == 4.5
+
+
+def test_every_nth_frame_is_picked_from_the_first_on() -> None:
+    video = np.arange(7, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), np.uint8)
+    for every, kept in ((1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6]), (9, [0])):
+        assert frame_rule("x", "mean", every).pick(video)[:, 0, 0, 0].tolist() == kept
+    half = value(
+        BrightnessReward(target=1.0, every=2), np.concatenate([_grey(0, 1), _grey(255, 1)])
+    )
+    assert half == pytest.approx(0)
+
+
+@pytest.mark.parametrize("frames", ["top0", "top101", "q", "q-5", "best", None, ["mean"], 3])
+def test_unknown_rules_are_named(frames: object) -> None:
+    with pytest.raises(FlashGRPOError, match="frames"):
+        frame_rule("x", frames)
+    with pytest.raises(FlashGRPOError, match="every = 0"):
+        frame_rule("x", "mean", 0)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])

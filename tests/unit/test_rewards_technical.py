@@ -12,7 +12,18 @@ from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.rewards import measures
 from flashgrpo_core.rewards.flow import luma
 from flashgrpo_core.rewards.technical import STRENGTHS, TechnicalReward
-from tests.unit._clips import batch, blurred, disc, flickering, frozen, line, natural, noisy, value
+from tests.unit._clips import (
+    batch,
+    blurred,
+    disc,
+    flickering,
+    frozen,
+    jpeg,
+    line,
+    natural,
+    noisy,
+    value,
+)
 
 TECHNICAL = TechnicalReward()
 CLIPS = {"natural": natural, "generated": lambda: disc(line())}
@@ -76,6 +87,19 @@ def test_clipped_exposure_is_found(clip: np.ndarray) -> None:
     under = np.clip(clip.astype(np.float64) - 150, 0, 255).astype(np.uint8)
     assert value(TECHNICAL, over, "exposure") > 0.5
     assert value(TECHNICAL, under, "exposure") > 0.5
+
+
+def test_a_grid_is_found_wherever_it_lies(clip: np.ndarray) -> None:
+    """JPEG at quality 10 leaves blocks of 8; a checkerboard is what some policies fall into."""
+    assert value(TECHNICAL, clip, "blocks") == value(TECHNICAL, noisy(clip, 5), "blocks") == 0
+    coarse = value(TECHNICAL, jpeg(natural(), 10), "blocks")
+    assert coarse > 0.8
+    assert value(TECHNICAL, jpeg(natural(), 10)[:, 3:, 5:], "blocks") > 0.8
+    assert 0.2 < value(TECHNICAL, jpeg(natural(), 50), "blocks") < coarse
+    board = np.indices((16, 16)).sum(0) % 2 * 200
+    board = board.repeat(8, 0).repeat(8, 1).astype(np.uint8)[None, ..., None].repeat(3, -1)
+    assert value(TECHNICAL, board, "blocks") == 1
+    assert value(TECHNICAL, board.repeat(2, 1).repeat(2, 2), "blocks") == 1
 
 
 @pytest.mark.parametrize("grey", [0, 128, 255])
