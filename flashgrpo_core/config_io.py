@@ -9,7 +9,7 @@ import json
 import math
 import re
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, get_type_hints
 
 from .config import PRESETS, TINY, Config
@@ -305,16 +305,31 @@ def identity_differences(old: Config, new: Config) -> list[str]:
 
 
 def config_hash(config: Config) -> str:
-    """SHA-256 (hex) of every setting that decides what is trained."""
+    """SHA-256 (hex) of every setting that decides what is trained; files count by name only.
+
+    So the same run in another folder, or on another machine, has the same hash.
+    """
     kept = {
         table.name: {
-            f.name: getattr(getattr(config, table.name), f.name)
+            f.name: _without_folders(getattr(getattr(config, table.name), f.name))
             for f in dataclasses.fields(getattr(config, table.name))
             if f.metadata["identity"]
         }
         for table in dataclasses.fields(Config)
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str):
+        for kind in (PurePosixPath, PureWindowsPath):
+            if kind(value).is_absolute():
+                return kind(value).name
+    return value
 
 
 def dump_toml(config: Config) -> str:

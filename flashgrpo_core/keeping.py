@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from .advantage import Advantages
+from .build import build_prompts
 from .config import Config
-from .config_io import config_hash, identity_differences
+from .config_io import config_hash
 from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
@@ -30,6 +31,7 @@ from .runs.checkpoint import (
 )
 from .runs.events import read_events
 from .runs.folder import RunFolder, free_name
+from .runs.inputs import differences, inputs_of, read_inputs, write_inputs
 from .scoring import Scores
 from .update import GradientStats
 
@@ -112,8 +114,10 @@ def prepare_folder(
         raise FlashGRPOError(
             f"run {folder.name!r} does not exist in {str(folder.path.parent)!r}: nothing to resume"
         )
+    prompts = build_prompts(config)
+    now = inputs_of(config, prompts)
     if exists:
-        changed = identity_differences(folder.config(), config)
+        changed = differences(folder.config(), read_inputs(folder.path), config, now, prompts)
         # Without a checkpoint nothing was trained under this name, and it is free.
         if changed and list_checkpoints(folder.checkpoints):
             raise FlashGRPOError(
@@ -123,6 +127,7 @@ def prepare_folder(
     world.barrier()
     if world.is_main:
         folder.write_config(config) if exists else folder.create(config)
+        write_inputs(folder.path, now)
     world.barrier()
 
 

@@ -39,7 +39,8 @@ def find_file(
     """Absolute path of a file or folder that a setting names.
 
     Args:
-        name: absolute path, or a path relative to `base_dir` or to a folder of `models_dir`.
+        name: absolute path, or a path relative to `base_dir` or to a folder of `models_dir`. An
+            absolute one that is gone is looked up there by its name.
         kind: key of `FOLDERS`.
         setting: name of the setting, for the message.
         base_dir: folder of the TOML file.
@@ -51,6 +52,9 @@ def find_file(
     path = Path(name).expanduser()
     if path.is_absolute():
         candidates = [path]
+        if models_dir is not None:
+            # A run knows the files where they lay; the folder may have moved since.
+            candidates += [models_dir / folder / path.name for folder in FOLDERS[kind]]
     else:
         candidates = [base_dir / path]
         if models_dir is not None:
@@ -61,9 +65,7 @@ def find_file(
             # Symbolic links stay: model folders are often made of them.
             return str(candidate.absolute())
     places = ", ".join(str(c.parent.absolute()) for c in candidates)
-    hint = (
-        "" if models_dir or path.is_absolute() else "; or point --models at ComfyUI's models folder"
-    )
+    hint = "" if models_dir or not FOLDERS[kind] else "; or point --models at ComfyUI's models folder"
     raise FlashGRPOError(
         f"{setting} = {name!r} was not found (looked in {places}): check the name{hint}"
     )
