@@ -14,6 +14,7 @@ from workflow_graph import Graph, Info, Node  # noqa: E402
 
 from flashgrpo_core.build import plan  # noqa: E402
 from flashgrpo_core.config import Config  # noqa: E402
+from flashgrpo_core.embedded import demo_tables  # noqa: E402
 
 STOCK_NODES = {
     "UNETLoader",
@@ -90,14 +91,25 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
     )
     prompts = g.add("FlashGRPOPrompts", source=TINY_PROMPTS, text_encoder=TINY, width=340)
     reward = g.add("FlashGRPORewardTinyWorld", width=430)
+    demo = demo_tables()
+    optim = demo["optim"]
+    advanced = g.add(
+        "FlashGRPOTrainAdvanced",
+        learning_rate=optim["learning_rate"],
+        warmup=optim["warmup"],
+        ema_decay=optim["ema_decay"],
+        title="Advanced: a short, brisk run",
+        width=340,
+    )
     train = g.add(
         "FlashGRPOTrain",
         policy=policy["policy"],
         prompts=prompts["prompts"],
         video_settings=video["video_settings"],
         reward=reward["reward"],
-        iterations=40,
-        evaluate_every=10,
+        advanced=advanced["advanced"],
+        iterations=demo["run"]["iterations"],
+        evaluate_every=demo["eval"]["every"],
         picture=True,
         width=430,
     )
@@ -121,10 +133,12 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
     )
     x = g.column(0, read_me, None, video)
     x = g.column(x, policy, prompts)
+    x = g.column(x, advanced)
     x = g.column(x, reward, train)
     g.column(x, save, compare, None, after)
     g.group("Videos", BLUE, video)
     g.group("Model and prompts", BLUE, policy, prompts)
+    g.group("Optional", GREY, advanced)
     g.group("Reward and training", GREEN, reward, train)
     g.group("Result", PURPLE, save, compare)
     return g.document()

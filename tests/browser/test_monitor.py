@@ -18,7 +18,7 @@ def test_finish_now(open_view: OpenView, frontend: str) -> None:
     view.open("01_tiny_demo")
     view.set("FlashGRPOLoadPolicy", run_name=run)
     view.set("FlashGRPOTrain", iterations=500, evaluate_every=0)
-    view.set_advanced(**SMALL)
+    view.set("FlashGRPOTrainAdvanced", **SMALL)
     prompt_id = view.tab.press_run()
     view.wait_monitor("a point", lambda s: s["points"] >= 1)
     view.tab.page.get_by_role("button", name="Finish now").click()

@@ -122,7 +122,7 @@ def prepare_demo(view: WorkflowView, run: str) -> None:
     view.open("01_tiny_demo")
     view.set("FlashGRPOLoadPolicy", run_name=run)
     view.set("FlashGRPOTrain", iterations=3, evaluate_every=1)
-    view.set_advanced(**SMALL)
+    view.set("FlashGRPOTrainAdvanced", **SMALL)
 
 
 @pairs(("old", "classic"))

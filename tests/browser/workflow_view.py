@@ -17,7 +17,7 @@ SCREENSHOTS = REPO / ".cache" / "screenshots"
 #: ComfyUI's own frontend and the newest tested one.
 FRONTENDS = ("old", "new")
 RENDERERS = ("classic", "nodes2")
-#: The smallest training that is one, for `WorkflowView.set_advanced`.
+#: The smallest training that is one, for Advanced Training Settings.
 SMALL = {
     "group_size": 4,
     "prompts_per_iteration": 2,
@@ -82,17 +82,6 @@ _SET = """([type, values]) => {
   }
 }"""
 
-_ADD_ADVANCED = """values => {
-  const graph = window.app.graph;
-  const advanced = window.LiteGraph.createNode("FlashGRPOTrainAdvanced");
-  advanced.pos = [0, 4000];
-  graph.add(advanced);
-  for (const [name, value] of Object.entries(values)) {
-    advanced.widgets.find(item => item.name === name).value = value;
-  }
-  advanced.connect(0, graph._nodes.find(item => item.type === "FlashGRPOTrain"), "advanced");
-}"""
-
 _MONITOR = """() => {
   const monitor = document.querySelector(".flashgrpo-monitor");
   if (!monitor) return null;
@@ -144,18 +133,10 @@ class WorkflowView:
         """Set widgets of the node of a type."""
         self.tab.page.evaluate(_SET, [node_type, values])
 
-    def set_advanced(self, **values: Any) -> None:
-        """Link an Advanced Training Settings node to Train."""
-        self.tab.page.evaluate(_ADD_ADVANCED, values)
-
     def boxes(self) -> dict[str, tuple[float, float, float, float]]:
-        """Screen rectangles of the workflow's own nodes by id and title."""
+        """Screen rectangles of all nodes by id and title."""
         rows = self.tab.page.evaluate(_BOXES, self.vue)
-        return {
-            f"{row[0]} {row[1]}": tuple(row[2:])
-            for row in rows
-            if row[1] != "Advanced Training Settings"
-        }
+        return {f"{row[0]} {row[1]}": tuple(row[2:]) for row in rows}
 
     def overlaps(self) -> list[str]:
         """Pairs of nodes of which one covers a part of the other."""
