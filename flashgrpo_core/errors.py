@@ -11,5 +11,9 @@ class FlashGRPOError(Exception):
     """
 
 
+class NotFinite(FlashGRPOError):
+    """The transformer gave NaN or infinite latents."""
+
+
 class Cancelled(Exception):
     """Training was stopped on request; the run folder is resumable."""

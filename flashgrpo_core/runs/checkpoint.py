@@ -85,7 +85,7 @@ def save_checkpoint(
             digest = save_tensors(path, tensors[stem], None)
             files[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
         manifest = {"files": files, "format": FORMAT, "iteration": iteration, "state": state}
-        _write_synced(temporary / MANIFEST, _manifest_text(manifest))
+        _write_synced(temporary / MANIFEST, signed(manifest))
         sync_folder(temporary)
         if target.exists():
             _rename(target, aside)
@@ -144,7 +144,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise _damaged(path, f"{MANIFEST} is missing") from None
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         raise _damaged(path, f"{MANIFEST} cannot be read ({exc})") from exc
     if not isinstance(manifest, dict) or not all(
         isinstance(manifest.get(key), kind)
@@ -156,6 +156,8 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             f"checkpoint {str(path)!r} has format {manifest.get('format')!r}, this version reads "
             f"{FORMAT}: update FlashGRPO"
         )
+    if manifest.pop("sha256", None) != _manifest_hash(manifest):
+        raise _damaged(path, f"{MANIFEST} does not match its own SHA-256")
     return manifest
 
 
@@ -287,6 +289,19 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def signed(manifest: dict[str, Any]) -> str:
+    """The text of a manifest, with the SHA-256 of everything else in it.
+
+    Raises:
+        FlashGRPOError: the state is not plain finite JSON.
+    """
+    return _manifest_text(manifest | {"sha256": _manifest_hash(manifest)})
+
+
+def _manifest_hash(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(_manifest_text(manifest).encode()).hexdigest()
 
 
 def _manifest_text(manifest: dict[str, Any]) -> str:

@@ -63,10 +63,16 @@ def _append_text(path: Path, text: str) -> None:
         try:
             # After opening: who takes a run over replaces the file behind this handle.
             fence.check(path)
+            start = os.fstat(handle).st_size
             data = memoryview(text.encode("utf-8"))
-            while data:
-                data = data[os.write(handle, data) :]
-            os.fsync(handle)
+            try:
+                while data:
+                    data = data[os.write(handle, data) :]
+                os.fsync(handle)
+            except OSError:
+                # A full disk took part of it: the next record must not continue that line.
+                os.truncate(handle, start)
+                raise
         finally:
             os.close(handle)
     except OSError as exc:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 
-from ..errors import FlashGRPOError
+from ..errors import FlashGRPOError, NotFinite
 from ..files import TensorFile, open_tensors
 from .detect import kind_of
 from .weights import Weights, component_folder, fill, finish, name_map
@@ -290,7 +290,8 @@ def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> np.ndarray:
         uint8 `[B, 4 (t - 1) + 1, 8 h, 8 w, 3]`, `clamp((x + 1) / 2, 0, 1) * 255` rounded.
 
     Raises:
-        FlashGRPOError: wrong number of channels, or the result is not finite.
+        FlashGRPOError: wrong number of channels, or the result is not finite (`NotFinite` when the
+            latents are not).
     """
     if latents.ndim != 5 or latents.shape[1] != vae.config.z_dim:
         raise FlashGRPOError(
@@ -299,12 +300,14 @@ def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> np.ndarray:
         )
     parameter = next(vae.parameters())
     z = latents.to(parameter.device, torch.float32)
+    if not bool(torch.isfinite(z).all()):
+        raise NotFinite("the transformer's latents hold NaN")
     mean, std = _mean_std(vae, z.device)
     pixels = vae.decode((z * std + mean).to(parameter.dtype)).sample.float()  # [B, 3, T, H, W]
     if not bool(torch.isfinite(pixels).all()):
         raise FlashGRPOError(
-            f"the decoded video holds NaN (latents finite: {bool(torch.isfinite(z).all())}); "
-            f"the VAE runs in {str(parameter.dtype).removeprefix('torch.')}, use fp32 or bf16"
+            f"the decoded video holds NaN although its latents do not: the VAE runs in "
+            f"{str(parameter.dtype).removeprefix('torch.')}, use fp32 or bf16, or get its file again"
         )
     pixels = ((pixels + 1.0) / 2.0).clamp_(0.0, 1.0).mul_(255.0).round_().to(torch.uint8)
     return pixels.permute(0, 2, 3, 4, 1).contiguous().cpu().numpy()

@@ -201,6 +201,33 @@ def test_newest_falls_back_past_damage_and_says_why(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "000004")
 
 
+def test_damage_in_any_region_of_any_file_is_noticed(tmp_path: Path) -> None:
+    """Flipped, cut and missing bytes in length field, header, data and manifest."""
+    save_checkpoint(tmp_path, 1, tensors(1.0), {"n": 1})
+    newest = save_checkpoint(tmp_path, 2, tensors(2.0), {"n": 2, "list": [1.5, "x"]})
+    for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
+        # Every byte of the manifest; of the rest the length field, the header's and data's ends.
+        places = range(0, len(whole), 1 if path.suffix == ".json" else 7)
+        for place in {*places, *range(9), len(whole) - 1}:
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x11
+            path.write_bytes(damaged)
+            assert newest_checkpoint(tmp_path, lambda *_: None) == tmp_path / "000001", (
+                path,
+                place,
+            )
+        for size in (0, 1, 8, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:size])
+            found = newest_checkpoint(tmp_path, lambda *_: None)
+            # The last byte of a manifest is its line break.
+            assert found == (newest if whole[size:] == b"\n" else tmp_path / "000001")
+        path.unlink()
+        assert newest_checkpoint(tmp_path, lambda *_: None) == tmp_path / "000001"
+        path.write_bytes(whole)
+        assert newest_checkpoint(tmp_path) == newest
+
+
 def test_none_without_checkpoints(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path / "none") is None
     clean_temporary(tmp_path / "none")
@@ -212,7 +239,7 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     shutil.copy(path / "adapter.safetensors", tmp_path / "c" / "adapter.safetensors")
     manifest = read_manifest(path)
     manifest["files"]["../adapter.safetensors"] = manifest["files"]["adapter.safetensors"]
-    (path / "checkpoint.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (path / "checkpoint.json").write_text(module.signed(manifest), encoding="utf-8")
     with pytest.raises(FlashGRPOError, match="no checkpoint file name"):
         load_checkpoint(path)
 
