@@ -22,6 +22,18 @@ from .terms import Term, TermBuilder, is_group_wise
 
 log = logging.getLogger(__name__)
 
+#: What a mistake in a reward raises; a host's own way to interrupt is not among them.
+_MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 class Reward(Protocol):
     """What the mix asks of a reward.
@@ -304,6 +316,18 @@ def _pick(reward: Any, found: dict[str, np.ndarray], key: str) -> np.ndarray:
 
 
 def _call(reward: Any, batch: VideoBatch, control: Control, first: int) -> dict[str, np.ndarray]:
+    """Ask a reward; a mistake in it is reported with its name."""
+    try:
+        return _ask(reward, batch, control, first)
+    except _MISTAKES as exc:
+        if type(exc).__name__ == "OutOfMemoryError":  # torch's is a RuntimeError
+            raise
+        raise FlashGRPOError(
+            f"reward {reward.name!r} failed on video {first}: {type(exc).__name__}: {exc}"
+        ) from exc
+
+
+def _ask(reward: Any, batch: VideoBatch, control: Control, first: int) -> dict[str, np.ndarray]:
     """Ask a reward, and check that it answered as it must."""
     if is_group_wise(type(reward)):
         features = np.asarray(reward.features(batch), dtype=np.float64)
