@@ -31,7 +31,7 @@ COMMANDS = {
     "eval": ("cli_models", "evaluate_command"),
     "export": ("cli_models", "export"),
     "inspect": ("cli_look", "inspect"),
-    "score": ("cli_look", "score"),
+    "score": ("cli_score", "score"),
     "schedule": ("cli_look", "schedule"),
     "report": ("cli_look", "report"),
     "worker": ("worker", "worker"),
@@ -138,7 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_export(command("export", "Write a LoRA file from a run's checkpoint."))
     sub = command("inspect", "Say what a model file, LoRA or run folder is.")
     sub.add_argument("file", metavar="FILE", help="safetensors file, model folder or run folder")
-    _add_score(command("score", "Score videos with rewards."))
+    _add_score(command("score", "Score existing videos with rewards, best first."))
     _add_reward_server(command("reward-server", "Serve rewards to trainers over HTTP."))
     _add_schedule(command("schedule", "Print a noise schedule and its SDE steps in float64."))
     sub = command("report", "Draw the report.html of a run again.")
@@ -269,9 +269,17 @@ def _add_reward(sub: argparse.ArgumentParser) -> None:
 def _add_score(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("videos", metavar="VIDEO_OR_FOLDER", help="video file, or a folder of them")
     sub.add_argument("--prompt", help="prompt of all videos")
-    sub.add_argument("--prompts", metavar="FILE", help="one prompt per video, by file name")
+    sub.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="one prompt a line in the order of the file names, or .jsonl with file and prompt; "
+        "default: NAME.txt beside each video, prompts.jsonl or index.json in the folder",
+    )
     _add_reward(sub)
-    sub.add_argument("--on-nan", choices=("error", "mask"), default="error")
+    sub.add_argument("--on-nan", choices=("auto", "error", "mask"), default="auto")
+    sub.add_argument(
+        "--max-frames", type=_positive, metavar="N", help="read only the first N frames"
+    )
 
 
 def _add_reward_server(sub: argparse.ArgumentParser) -> None:

@@ -1,23 +1,16 @@
-"""`flashgrpo inspect`, `score`, `schedule` and `report`: looking without training."""
+"""`flashgrpo inspect`, `schedule` and `report`: looking without training."""
 
 from __future__ import annotations
 
-import json
 import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from .cli_common import Answer, facts, reward_terms, table
+from .cli_common import Answer, facts, table
 from .errors import FlashGRPOError
-from .prompts import read_prompts
-from .runs.charts import number
 from .runs.folder import RunFolder
 from .runs.report import headline_evaluation, read_run, write_report
-
-VIDEO_SUFFIXES = {".mp4", ".mov", ".mkv", ".webm", ".avi", ".gif", ".m4v"}
 
 
 def inspect(args: Namespace) -> Answer:
@@ -80,80 +73,6 @@ def report(args: Namespace) -> Answer:
     """Draw the report of a run again."""
     path = write_report(RunFolder.at(args.run_folder))
     return Answer(str(path), {"report": str(path)})
-
-
-def score(args: Namespace) -> Answer:
-    """Score videos with rewards."""
-    from .rewards import RewardMix, VideoBatch
-    from .rewards.mix import default_terms
-    from .video import read_video
-
-    files = _videos(Path(args.videos))
-    prompts = _prompts_for(files, args)
-    mix = RewardMix(reward_terms(args.reward) or default_terms(tiny=False), args.on_nan)
-    results: list[dict[str, Any]] = []
-    for file, prompt in zip(files, prompts, strict=True):
-        video, fps = read_video(file)
-        scores = mix.score(VideoBatch(video[None], [prompt], fps, ["score"]))
-        results.append(
-            {
-                "file": str(file),
-                "prompt": prompt,
-                "total": float(scores.total[0]),
-                "terms": {name: float(values[0]) for name, values in scores.terms.items()},
-                "parts": {name: float(values[0]) for name, values in scores.parts.items()},
-                "frames": len(video),
-                "fps": fps,
-            }
-        )
-    means = {label: float(np.nanmean([r["terms"][label] for r in results])) for label in mix.labels}
-    total = float(np.nanmean([r["total"] for r in results]))
-    rows = [["video", *mix.labels, "total"]]
-    for result in results:
-        values = [number(result["terms"][label]) for label in mix.labels]
-        rows.append([Path(result["file"]).name, *values, number(result["total"])])
-    if len(results) > 1:
-        rows.append(["mean", *(number(means[label]) for label in mix.labels), number(total)])
-    data = {"videos": results, "mean": {"total": total, "terms": means}, "weights": mix.weights}
-    return Answer(table(rows), data)
-
-
-def _videos(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.suffix.lower() in VIDEO_SUFFIXES)
-        if not files:
-            raise FlashGRPOError(f"{str(path)!r} holds no video: name a folder with .mp4 files")
-        return files
-    if not path.is_file():
-        raise FlashGRPOError(f"video {str(path)!r} does not exist: check the path")
-    return [path]
-
-
-def _prompts_for(files: list[Path], args: Namespace) -> list[str]:
-    """One prompt per file: the given one for all, a file's lines in order, or index.json."""
-    if args.prompt is not None:
-        return [args.prompt] * len(files)
-    if args.prompts:
-        found = [p.text for p in read_prompts(args.prompts)]
-        if len(found) != len(files):
-            raise FlashGRPOError(
-                f"{args.prompts!r} holds {len(found)} prompts for {len(files)} videos: give one "
-                "per "
-                "video in the order of the file names"
-            )
-        return found
-    index = files[0].parent / "index.json"
-    known: dict[str, str] = {}
-    if index.is_file():
-        try:
-            rows = json.loads(index.read_text(encoding="utf-8"))
-            known = {Path(row["file"]).name: str(row["prompt"]) for row in rows}
-        except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise FlashGRPOError(f"{str(index)!r} cannot be read ({exc}): give --prompt") from None
-    missing = [file.name for file in files if file.name not in known]
-    if missing:
-        raise FlashGRPOError(f"no prompt is known for {missing[0]!r}: give --prompt or --prompts")
-    return [known[file.name] for file in files]
 
 
 def schedule(args: Namespace) -> Answer:

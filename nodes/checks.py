@@ -55,6 +55,28 @@ def check_inputs(
     return checked
 
 
+def check_list_inputs(
+    widgets: list[Any], values: Mapping[str, Any], classes: Mapping[str, type]
+) -> dict[str, Any]:
+    """The values of a node that takes lists, where every input arrives as a list.
+
+    Links keep their lists, each element checked; the value of a widget is the first of its list.
+
+    Raises:
+        FlashGRPOError: see `check_inputs`.
+    """
+    kinds = {widget.id: str(widget.get_io_type()).split(",")[0] for widget in widgets}
+    plain = ("INT", "FLOAT", "BOOLEAN", "STRING", "COMBO")
+    lists = {n: v for n, v in values.items() if isinstance(v, list) and v}
+    first = {name: value[0] for name, value in lists.items()}
+    checked = check_inputs(widgets, first, classes)
+    for name, value in lists.items():
+        if kinds[name] not in plain and name in checked:
+            others = [check_inputs(widgets, {**first, name: v}, classes)[name] for v in value[1:]]
+            checked[name] = [checked[name], *others]
+    return checked
+
+
 def _check(name: str, widget: Any, value: Any, classes: Mapping[str, type]) -> Any:
     kinds = str(widget.get_io_type()).split(",")
     match kinds[0]:
@@ -129,6 +151,8 @@ def _is_a(value: Any, kind: str, classes: Mapping[str, type]) -> bool:
         return isinstance(value, dict) and all(
             isinstance(key, str) and isinstance(item, torch.Tensor) for key, item in value.items()
         )
+    if kind == "VIDEO":
+        return hasattr(value, "get_components")
     if kind == "CLIP":
         return all(hasattr(value, name) for name in ("tokenize", "encode_from_tokens_scheduled"))
     raise AssertionError(f"no check for inputs of type {kind}")

@@ -9,10 +9,12 @@ from .compare import Compare
 from .groups import IsoTemporalGroups
 from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
+from .reward_compose import COMPOSE_NODES
 from .rewards import REWARD_NODES
 from .rollout import RolloutNode
 from .runs import LoadRun, SaveLora
 from .score import ScoreRollouts
+from .score_videos import ScoreVideos
 from .step import TrainStep
 from .train import Train, TrainAdvanced
 
@@ -29,9 +31,11 @@ class FlashGRPOExtension(ComfyExtension):
             PromptsNode,
             EncodePrompt,
             *REWARD_NODES,
+            *COMPOSE_NODES,
             Train,
             TrainAdvanced,
             Compare,
+            ScoreVideos,
             SaveLora,
             LoadRun,
             IsoTemporalGroups,

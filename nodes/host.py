@@ -28,7 +28,7 @@ from comfy_execution.graph_utils import ExecutionBlocker
 
 from ..flashgrpo_core.errors import Cancelled, FlashGRPOError
 from ..flashgrpo_core.files import resolve_inside, sha256_file
-from .checks import check_inputs, copy_new
+from .checks import check_inputs, check_list_inputs, copy_new
 from .values import CLASSES
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,9 @@ def _guarded(function: Callable[..., io.NodeOutput]) -> Callable[..., io.NodeOut
         failure: BaseException
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                checked = check_inputs(cls.define_schema().inputs, inputs, CLASSES)
-                return function(cls, **checked)
+                schema = cls.define_schema()
+                check = check_list_inputs if schema.is_input_list else check_inputs
+                return function(cls, **check(schema.inputs, inputs, CLASSES))
         except (Interrupted, Cancelled):
             failure = Interrupted()
         except (memory.OOM_EXCEPTION, MemoryError) as exc:
@@ -149,6 +150,30 @@ def model_path(kind: str, name: str) -> str:
     return os.path.abspath(path)
 
 
+def models_folder() -> Path:
+    """ComfyUI's models folder."""
+    return Path(folder_paths.models_dir)
+
+
+def model_place(path: str) -> tuple[Path, str]:
+    """The folder in which ComfyUI lists a model file, and the file's name below it.
+
+    Raises:
+        FlashGRPOError: it lies in none of ComfyUI's model folders.
+    """
+    found: list[Path] = []
+    for kind in folder_paths.folder_names_and_paths:
+        if kind not in ("custom_nodes", "configs"):
+            found += [Path(os.path.abspath(f)) for f in folder_paths.get_folder_paths(kind)]
+    inside = [folder for folder in found if Path(path).is_relative_to(folder)]
+    if not inside:
+        raise FlashGRPOError(
+            f"{path!r} lies in none of ComfyUI's model folders: workers could not find it"
+        )
+    folder = max(inside, key=lambda folder: len(folder.parts))
+    return folder, Path(path).relative_to(folder).as_posix()
+
+
 def lora_file(name: str) -> str | None:
     """Path of the file that LoraLoader takes for `name`, or None when there is none."""
     return folder_paths.get_full_path("loras", name)
@@ -216,6 +241,25 @@ def prompt_files() -> list[str]:
             except FlashGRPOError:
                 continue
     return found
+
+
+def media_folder(name: str) -> Path:
+    """A folder that a user names: `input` or `output`, or a folder below one of them.
+
+    Raises:
+        FlashGRPOError: it is another one, or it does not exist.
+    """
+    top, _, rest = name.replace("\\", "/").strip("/ ").partition("/")
+    bases = {"input": input_folder(), "output": output_folder()}
+    if top not in bases:
+        raise FlashGRPOError(
+            f"folder {name[:80]!r} must be input or output, or a folder in one of them such as "
+            "output/video"
+        )
+    folder = resolve_inside(bases[top], rest) if rest else bases[top]
+    if not folder.is_dir():
+        raise FlashGRPOError(f"folder {name[:80]!r} does not exist: check the name")
+    return folder
 
 
 def input_folder() -> Path:

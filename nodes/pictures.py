@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..flashgrpo_core.advantage import Advantages
 from ..flashgrpo_core.groups import PromptGroup
+from ..flashgrpo_core.ranking import Ranked
 from ..flashgrpo_core.runs.events import latest_each
 from ..flashgrpo_core.scoring import Scores
 from ..flashgrpo_core.video import contact_sheet
@@ -152,6 +153,26 @@ def scored_sheet(
             text = f"reward {total[s]:.3f}  advantage {advantages.values[p, s]:+.2f}{mark}"
             captions.append(f"{text} | {group.prompt}, spread {spread:.3f}" if not rank else text)
     return contact_sheet(shown, columns, captions, tile=_tile(columns))
+
+
+def ranked_sheet(ranked: Sequence[Ranked]) -> Image.Image:
+    """One frame of each ranked video, best first, with its scores."""
+    columns = min(len(ranked), max(2, math.ceil(math.sqrt(len(ranked)))))
+    captions = []
+    for rank, video in enumerate(ranked, start=1):
+        terms = "  ".join(f"{name} {value:.3f}" for name, value in video.terms.items())
+        captions.append(f"{rank}. {video.total:.3f}  {video.clip.name} | {terms}")
+    return contact_sheet([video.middle for video in ranked], columns, captions, tile=_tile(columns))
+
+
+def ranked_text(ranked: Sequence[Ranked]) -> str:
+    """The scores as lines of tab-separated values, best first."""
+    names = list(ranked[0].terms)
+    lines = ["\t".join(("rank", "video", "total", *names))]
+    for rank, video in enumerate(ranked, start=1):
+        values = [f"{value:.6g}" for value in (video.total, *video.terms.values())]
+        lines.append("\t".join((str(rank), video.clip.name, *values)))
+    return "\n".join(lines)
 
 
 def metrics(rows: Iterable[tuple[str, str]], title: str) -> Image.Image:

@@ -17,6 +17,8 @@ from .values import Reward, RewardType
 from .widgets import CATEGORY, advanced
 
 FAULTS = ("blur", "noise", "exposure", "flicker", "freeze")
+#: Choice of a reward's total instead of one of its parts.
+TOTAL = "total"
 
 
 def _about(name: str, *options: Any) -> dict[str, Any]:
@@ -48,6 +50,8 @@ def _about(name: str, *options: Any) -> dict[str, Any]:
 def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
     """A term behind the previous ones; built here, so that a bad option fails on its own node."""
     previous = inputs.pop("previous", None)
+    if inputs.get("part") == TOTAL:
+        del inputs["part"]
     terms = (*(previous.terms if previous else ()), {"name": name, **inputs})
     RewardMix([dict(term) for term in terms])
     return io.NodeOutput(Reward(terms))
@@ -85,7 +89,32 @@ def _frames() -> Any:
             options=list(AGGREGATES),
             default="mean",
             tooltip="How the scores of the frames become that of the video; top30 and bottom30 are "
-            "the means of the best and the worst 30 percent.",
+            "the means of the best and the worst 30 percent, q25 is the quantile at 25 percent.",
+        )
+    )
+
+
+def _every(default: int = 1) -> Any:
+    return advanced(
+        io.Int.Input(
+            "every",
+            default=default,
+            min=1,
+            max=1024,
+            tooltip="Use every n-th frame, the first one always, 1 to 1024: larger is faster.",
+        )
+    )
+
+
+def _part(name: str) -> Any:
+    reward: Any = REWARDS[name]
+    return advanced(
+        io.Combo.Input(
+            "part",
+            options=[TOTAL, *reward.parts],
+            default=TOTAL,
+            tooltip="What counts: the reward's total, or one of its parts alone. Chain the node "
+            "twice for two parts with weights of their own.",
         )
     )
 
@@ -102,6 +131,7 @@ class RewardTechnical(host.ComfyNode):
                 "technical",
                 *(_number(f, 1.0, 0.0, 1.0, f"How much {f} costs; 0 ignores it.") for f in FAULTS),
                 _short_side(512, 32, 4096),
+                _number("blocks", 1.0, 0.0, 1.0, "How much blocks costs; 0 ignores it."),
             ),
         )
 
@@ -129,6 +159,7 @@ class RewardMotion(host.ComfyNode):
                     "Speed from which more movement is not rewarded, short sides of the frame per second.",
                 ),
                 _short_side(128, 32, 512),
+                _part("motion"),
             ),
         )
 
@@ -214,6 +245,7 @@ class RewardBrightness(host.ComfyNode):
                 "brightness",
                 _number("target", 0.5, 0.0, 1.0, "Wanted brightness, 0 black, 1 white."),
                 _frames(),
+                _every(),
             ),
         )
 
@@ -241,6 +273,7 @@ class RewardContrast(host.ComfyNode):
                     "Wanted contrast, 0 flat, 1 half black and half white; photos lie near 0.45.",
                 ),
                 _frames(),
+                _every(),
             ),
         )
 
@@ -268,6 +301,7 @@ class RewardColourfulness(host.ComfyNode):
                     "Wanted colourfulness, 0 grey, 1 extremely colourful; photos lie near 0.4.",
                 ),
                 _frames(),
+                _every(),
             ),
         )
 
@@ -303,6 +337,7 @@ class RewardJpegSize(host.ComfyNode):
                     )
                 ),
                 _frames(),
+                _every(),
             ),
         )
 

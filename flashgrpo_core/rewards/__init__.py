@@ -7,7 +7,8 @@ installed package works without that (see `installed`).
 
 Class attributes for the interface and `docs/rewards.md`, all strings: `title`, `description`,
 `range`, `direction`, `hackable_by` (what a policy may do to score high without being better) and
-`cost`. `parts`, a tuple, names the parts that a term may take instead of the total.
+`cost` (or `memory` of the weights). `parts`, a tuple, names the parts that a term may take instead
+of the total; `uses_prompt = False` says that videos need no prompt.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class DiversityReward:
     """
 
     name = "diversity"
+    uses_prompt = False
     title = "Diversity"
     description = "Rewards videos that differ from the others of their prompt."
     range = "0 (all alike) .. 1 (nothing in common)"

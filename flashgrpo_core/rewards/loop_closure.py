@@ -21,6 +21,7 @@ class LoopClosureReward:
     """
 
     name = "loop_closure"
+    uses_prompt = False
     title = "Loop closure"
     description = "Rewards videos whose last frame leads smoothly back to the first."
     range = "0 (ends elsewhere, or does not move) .. 1 (a seamless loop)"

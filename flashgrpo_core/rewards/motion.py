@@ -40,6 +40,7 @@ class MotionReward:
     """
 
     name = "motion"
+    uses_prompt = False
     parts = ("dynamic", "smooth", "speed", "jitter")
     title = "Motion"
     description = "Rewards movement up to a cap and punishes jitter, measured by optical flow."

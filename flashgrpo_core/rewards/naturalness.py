@@ -60,6 +60,7 @@ class NaturalnessReward:
     """
 
     name = "naturalness"
+    uses_prompt = False
     title = "Naturalness"
     description = "Rewards frames with the statistics of photographs: no blur, noise or artefacts."
     range = "0 (nothing like a photograph) .. 1 (like a photograph)"

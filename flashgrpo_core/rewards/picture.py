@@ -28,6 +28,7 @@ class BrightnessReward:
     """
 
     name = "brightness"
+    uses_prompt = False
     title = "Brightness"
     description = "Rewards frames whose mean brightness is close to a target."
     range = "0 (as far from the target as possible) .. 1 (on target)"
@@ -56,6 +57,7 @@ class ContrastReward:
     """
 
     name = "contrast"
+    uses_prompt = False
     title = "Contrast"
     description = "Rewards frames whose contrast is close to a target."
     range = "0 (as far from the target as possible) .. 1 (on target)"
@@ -85,6 +87,7 @@ class ColourfulnessReward:
     """
 
     name = "colourfulness"
+    uses_prompt = False
     title = "Colourfulness"
     description = "Rewards frames whose colours are as strong as a target."
     range = "0 (as far from the target as possible) .. 1 (on target)"
@@ -115,6 +118,7 @@ class JpegSizeReward:
     """
 
     name = "jpeg_size"
+    uses_prompt = False
     title = "JPEG size"
     description = "Rewards frames that compress well (or badly) as JPEG: a check of the training."
     range = "0 .. 1"

@@ -50,6 +50,7 @@ class TechnicalReward:
     """
 
     name = "technical"
+    uses_prompt = False
     parts = tuple(STRENGTHS)
     title = "Technical quality"
     description = (

@@ -25,6 +25,7 @@ class FlickerReward:
     """
 
     name = "flicker"
+    uses_prompt = False
     title = "No flicker"
     description = "Rewards brightness that does not jump up and down from frame to frame."
     range = "0 (heavy flicker) .. 1 (steady)"
@@ -48,6 +49,7 @@ class FreezeReward:
     """
 
     name = "freeze"
+    uses_prompt = False
     title = "No freeze"
     description = "Rewards videos in which every frame differs from the one before."
     range = "0 (a still picture) .. 1 (every frame brings something new)"

@@ -193,6 +193,9 @@ def test_reward_terms() -> None:
             reward_terms([bad])
 
 
+PROMPTED = (("a", "red"), ("b", "blue"))
+
+
 def moving_square(step: int) -> np.ndarray:
     video = np.full((9, 64, 64, 3), 40, np.uint8)
     for t in range(9):
@@ -207,7 +210,8 @@ def test_score_ranks_videos_and_reads_prompts(
     for name, step in (("a.mp4", 0), ("b.mp4", 4)):
         write_mp4(folder / name, moving_square(step), 8)
     data = run_json(capsys, "score", str(folder), "--prompt", "x", "--reward", "motion=2")
-    still, moving = data["videos"]
+    moving, still = data["videos"]  # best first
+    assert [v["rank"] for v in data["videos"]] == [1, 2] and moving["file"].endswith("b.mp4")
     assert moving["total"] > still["total"]
     assert moving["total"] == pytest.approx(2 * moving["terms"]["motion"])
     assert data["mean"]["total"] == pytest.approx((moving["total"] + still["total"]) / 2)
@@ -217,16 +221,33 @@ def test_score_ranks_videos_and_reads_prompts(
     prompts.write_text("first\nsecond\n", encoding="utf-8")
     argv = ["score", str(folder), "--reward", "motion"]
     data = run_json(capsys, *argv, "--prompts", str(prompts))
-    assert [v["prompt"] for v in data["videos"]] == ["first", "second"]
+    assert [v["prompt"] for v in data["videos"]] == ["second", "first"]
     prompts.write_text("only one\n", encoding="utf-8")
     assert main([*argv, "--prompts", str(prompts)]) == 2
+    assert main(argv) == 0, "motion looks at no prompt"
+    argv = [*argv, "--reward", "tiny_world"]
     assert main(argv) == 2
     assert "no prompt is known for 'a.mp4'" in capsys.readouterr().err
-    index = [{"file": "x/a.mp4", "prompt": "A"}, {"file": "b.mp4", "prompt": "B"}]
+    index = [{"file": f"x/{f}.mp4", "prompt": f"{c} moving up"} for f, c in PROMPTED]
     (folder / "index.json").write_text(json.dumps(index), encoding="utf-8")
     data = run_json(capsys, *argv)
-    assert [v["prompt"] for v in data["videos"]] == ["A", "B"]
-    assert main([*argv, "--prompt", "x"]) == 0
+    assert {v["prompt"] for v in data["videos"]} == {"red moving up", "blue moving up"}
+    (folder / "a.txt").write_text("green\nmoving up\n", encoding="utf-8")
+    lines = "\n".join(json.dumps({"file": "b.mp4", "prompt": "cyan moving up"}) for _ in range(1))
+    (folder / "prompts.jsonl").write_text(lines + "\n", encoding="utf-8")
+    data = run_json(capsys, *argv)
+    assert {v["prompt"] for v in data["videos"]} == {"green moving up", "cyan moving up"}
+    by_name = tmp_path / "named.jsonl"
+    rows = [{"file": f"{f}.mp4", "prompt": f"{c} moving left"} for f, c in PROMPTED]
+    by_name.write_text("\n".join(map(json.dumps, rows[::-1])), encoding="utf-8")
+    data = run_json(capsys, *argv, "--prompts", str(by_name))
+    assert {Path(v["file"]).name: v["prompt"] for v in data["videos"]} == {
+        "a.mp4": "red moving left",
+        "b.mp4": "blue moving left",
+    }
+    (folder / "prompts.jsonl").write_text("[]\n", encoding="utf-8")
+    assert main(argv) == 2 and "needs file and prompt" in capsys.readouterr().err
+    assert main([*argv, "--prompt", "red moving up"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("mean")
     assert main(["score", str(folder), "--prompt", "x", "--reward", "motoin"]) == 2
     assert "did you mean 'motion'" in capsys.readouterr().err
