@@ -48,6 +48,8 @@ class ModelConfig:
     gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass: less memory, about a third more time.", identity=False)
     text_tokens: int = option(0, "Length of the text context; 0 = the model's own (512, tiny: 32).", low=0, high=1024)
     offload: bool = option(False, "Keep only the network of the current phase on the device.", identity=False)
+    storage: str = option("auto", "How the weights of the blocks rest: fp8 keeps them in 8 bits (rounding 16-bit files row by row), full in the compute type; auto keeps fp8 files as they are on a GPU.", choices=("auto", "full", "fp8"))
+    blocks_to_swap: int = option(0, "Transformer blocks, from the last, whose weights rest in host memory and are copied to the GPU while they compute: less GPU memory, more time.", low=0, high=200, identity=False)
     shard: bool = option(False, "Spread the frozen weights over all processes (FSDP2), for models that do not fit one GPU; one process keeps them whole.", identity=False)
     transformer_low: str = option("", "Low-noise expert of Wan 2.2 A14B; `transformer` is then the high-noise one. Empty for every other model.")
     train_experts: str = option("both", "With two experts, which of them get a LoRA; both always sample.", choices=("both", "high_noise", "low_noise"))

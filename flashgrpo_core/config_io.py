@@ -233,6 +233,11 @@ def validate(config: Config) -> None:
             "model.shard and model.offload exclude each other: sharded weights stay where they are; "
             "set model.offload = false"
         )
+    if config.model.shard and (config.model.storage == "fp8" or config.model.blocks_to_swap):
+        raise FlashGRPOError(
+            "model.shard spreads whole weights: set model.storage = 'full' and "
+            "model.blocks_to_swap = 0, or model.shard = false"
+        )
     if config.schedule.eta == 0:
         raise FlashGRPOError(
             "schedule.eta = 0 injects no noise, so there is no step to learn from: use 1.0 with flash, "

@@ -103,16 +103,17 @@ def load_networks(
     place = place or device
     dtype = pick_dtype(model.dtype, spec.weight_dtype, device)
     check_loras(config, spec)
+    storage = _storage(model.storage, spec, device)
     policy: Policy
     if not model.transformer_low:
-        policy = _load_expert(config, model.transformer, "", dtype, place)
+        policy = _load_expert(config, model.transformer, "", dtype, place, storage)
     else:
-        high = _load_expert(config, model.transformer, HIGH, dtype, place)
+        high = _load_expert(config, model.transformer, HIGH, dtype, place, storage)
         if model.offload and place.type != "cpu":
             # One at a time on the device, from the start; the host brings it back to its home.
-            high.transformer.home = place
+            vars(high.transformer)["home"] = place
             high.transformer.to("cpu")
-        low = _load_expert(config, model.transformer_low, LOW, dtype, place)
+        low = _load_expert(config, model.transformer_low, LOW, dtype, place, storage)
         policy = TwoExperts(high, low, expert_boundary(config))
     vae_dtype = torch.float32 if device.type == "cpu" else dtype
     vae = load_vae(model.vae, vae_dtype, place)
@@ -126,11 +127,17 @@ def load_networks(
 
 
 def _load_expert(
-    config: Config, path: str, name: str, dtype: torch.dtype, place: torch.device
+    config: Config, path: str, name: str, dtype: torch.dtype, place: torch.device, storage: str
 ) -> WanPolicy:
     """One transformer as a policy; `name` is that of the expert."""
     model = config.model
-    transformer, _ = load_transformer(path, dtype, place)
+    transformer, _ = load_transformer(
+        path,
+        dtype,
+        place,
+        storage=storage,
+        blocks_to_swap=model.blocks_to_swap,
+    )
     for entry in model.frozen_loras:
         if entry.get("expert", "") in ("", name):
             merge_lora(transformer, read_lora(entry["file"]), float(entry.get("strength", 1.0)))
@@ -149,6 +156,13 @@ def _load_expert(
     if start and policy.trained:
         _continue(policy, start)
     return policy
+
+
+def _storage(wanted: str, spec: WanSpec, device: torch.device) -> str:
+    """`auto` keeps the weights of fp8 files in 8 bits on a GPU."""
+    if wanted != "auto":
+        return wanted
+    return "fp8" if spec.quantisation != "none" and device.type == "cuda" else "full"
 
 
 def model_spec(config: Config) -> WanSpec:

@@ -22,6 +22,7 @@ from ..errors import FlashGRPOError
 from . import names
 from .describe import describe, lora_metadata
 from .lora_read import LoraPair, lora_key, read_lora
+from .storage import StoredLinear
 from .weights import shortened
 
 __all__ = [
@@ -187,7 +188,9 @@ def export_metadata(
 def merge_lora(transformer: nn.Module, lora: Mapping[str, LoraPair], strength: float = 1.0) -> int:
     """Add a frozen LoRA to the base weights, in place.
 
-    Computed in fp32 and rounded back once. Everything is checked before the first weight changes.
+    Computed in fp32 and rounded back once. Weights in 8-bit storage or host memory stay as they
+    are and get the low-rank product beside them, since rounding it to 8 bits would lose most of
+    it. Everything is checked before the first weight changes.
 
     Args:
         transformer: a `WanTransformer3DModel`, with or without PEFT adapters.
@@ -226,10 +229,21 @@ def merge_lora(transformer: nn.Module, lora: Mapping[str, LoraPair], strength: f
             f"the LoRA has {len(missing)} entries that this model lacks ({shortened(missing)})"
             f"{hint}; use a LoRA made for this model"
         )
+    layers = {m.weight: m for m in transformer.modules() if isinstance(m, StoredLinear)}
     for parameter, pair, part in changes:
+        layer = layers.get(parameter) if part == "weight" else None
+        if layer is not None and pair.A is not None and pair.B is not None and pair.diff is None:
+            a, b = pair.A.flatten(1), pair.B.flatten(1)
+            layer.add_low_rank(
+                a.to(parameter.device), (b * pair.scale * strength).to(parameter.device)
+            )
+            continue
         delta = pair.delta() if part == "weight" else pair.diff_b
         if delta is not None:  # always, as selected above
             delta = delta.to(parameter.device).reshape(parameter.shape)
+            if layer is not None:
+                layer.add(strength * delta)
+                continue
             parameter.copy_((parameter.float() + strength * delta).to(parameter.dtype))
     return len(lora)
 

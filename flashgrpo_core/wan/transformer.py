@@ -13,6 +13,7 @@ from ..errors import FlashGRPOError
 from ..files import TensorFile, open_tensors
 from . import names
 from .detect import HEAD_DIM, WanSpec, detect_transformer
+from .storage import store_blocks, stored_keys
 from .weights import Weights, component_folder, fill, finish, name_map
 
 #: Parts that diffusers keeps in fp32 in a 16-bit model; for versions that do not say.
@@ -20,7 +21,12 @@ _ISLANDS = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
 
 
 def load_transformer(
-    path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu"
+    path: str | Path,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    *,
+    storage: str = "full",
+    blocks_to_swap: int = 0,
 ) -> tuple[WanTransformer3DModel, WanSpec]:
     """Load a Wan diffusion model.
 
@@ -33,6 +39,9 @@ def load_transformer(
         dtype: dtype of the weights. With a 16-bit type the parts that diffusers keeps in fp32
             (time embedder, norms, modulation tables) stay fp32.
         device: where the weights go.
+        storage: `full` keeps the blocks' weights in `dtype`; `fp8` in 8 bits, as the file has
+            them or rounded row by row.
+        blocks_to_swap: number of blocks, from the last, whose weights rest in host memory.
 
     Returns:
         The frozen model in eval mode, and what the file holds.
@@ -51,7 +60,10 @@ def load_transformer(
     islands: tuple[str, ...] = ()
     if dtype.itemsize < 4:
         islands = tuple(getattr(model, "_keep_in_fp32_modules", None) or _ISLANDS)
-    fill(model, weights, name_map(weights, translate), dtype, device, islands)
+    mapped = name_map(weights, translate)
+    stored = stored_keys(mapped, spec.num_layers, storage, blocks_to_swap)
+    fill(model, weights, mapped, dtype, device, islands, later=stored)
+    store_blocks(model, weights, mapped, stored, dtype, device)
     # The rotary table is computed, not stored: on the meta device it came out empty.
     model.rope = type(model.rope)(
         attention_head_dim=spec.dim // spec.num_heads,

@@ -135,20 +135,26 @@ class Weights:
 
         Scaled 8-bit weights are multiplied in fp32: `w.float() * scale`.
         """
-        tensor = self.file.get(self.stored(name)).to(device)
-        if name in self._scales:
-            scale = self.file.get(self._scales[name]).to(device, torch.float32)
-            if not bool(torch.isfinite(scale).all()):
-                raise FlashGRPOError(
-                    f"{self.file.path}: the scale of `{name}` is not finite; "
-                    "download the file again"
-                )
-            if scale.numel() == 1:
-                scale = scale.reshape(())
-            else:
+        tensor, scale = self.raw(name, device)
+        if scale is not None:
+            if scale.dim():
                 scale = scale.reshape(-1, *([1] * (tensor.ndim - 1)))
             tensor = tensor.float() * scale
         return tensor.to(dtype)
+
+    def raw(
+        self, name: str, device: torch.device | str = "cpu"
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Read one weight as it is stored, and its fp32 scale: scalar, `[rows]`, or None."""
+        tensor = self.file.get(self.stored(name)).to(device)
+        if name not in self._scales:
+            return tensor, None
+        scale = self.file.get(self._scales[name]).to(device, torch.float32)
+        if not bool(torch.isfinite(scale).all()):
+            raise FlashGRPOError(
+                f"{self.file.path}: the scale of `{name}` is not finite; download the file again"
+            )
+        return tensor, scale.reshape(()) if scale.numel() == 1 else scale.reshape(-1)
 
 
 def _numel(shape: tuple[int, ...]) -> int:
@@ -196,6 +202,7 @@ def fill(
     device: torch.device | str,
     islands: tuple[str, ...] = (),
     tied: Collection[str] = (),
+    later: Collection[str] = (),
 ) -> None:
     """Give a model on the meta device its weights, one tensor at a time and strictly.
 
@@ -207,6 +214,7 @@ def fill(
         device: where the parameters go.
         islands: parts of a dotted key that stay fp32 when `dtype` is a 16-bit type.
         tied: model keys that share another key's parameter and are set by the caller.
+        later: model keys that are checked here but set by the caller.
 
     Raises:
         FlashGRPOError: keys are missing or left over, or a shape differs.
@@ -232,7 +240,7 @@ def fill(
                 f"{weights.file.path}: `{names[key]}` has shape {list(stored)}, expected "
                 f"{list(shape)}; use a complete checkpoint of a supported model"
             )
-    for key in wanted:
+    for key in wanted.keys() - set(later):
         keep = any(part in islands for part in key.split("."))
         target = torch.float32 if keep else dtype
         tensor = weights.get(names[key], target, device)
