@@ -8,6 +8,7 @@ are those of the whole model bit for bit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from .distributed import World
 from .errors import FlashGRPOError
 
 if TYPE_CHECKING:
-    from .build import Networks
     from .config import Config
     from .experts import Policy
+    from .networks import Networks
     from .policy import WanPolicy
 
 #: Text tokens of an accompanying forward. The attention of image-to-video models counts from the
@@ -33,10 +34,12 @@ def load_sharded(config: Config, world: World) -> Networks:
     Main memory holds one whole copy per machine at a time, while it is read; a device never does.
 
     Raises:
-        FlashGRPOError: see `build.load_networks`.
+        FlashGRPOError: see `networks.load_networks`.
     """
-    from .build import load_networks
+    from .networks import load_networks
 
+    if config.model.storage == "auto":  # a part of the weights per device needs no 8-bit storage
+        config = replace(config, model=replace(config.model, storage="full"))
     with world.one_at_a_time():
         networks = load_networks(config, world.device, torch.device("cpu"))
         shard(networks.policy, world)
