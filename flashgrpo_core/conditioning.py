@@ -10,6 +10,7 @@ The three image-to-video families take it differently, and a model uses only its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,11 @@ class StartImage:
     channels: torch.Tensor | None = None
     tokens: torch.Tensor | None = None
     first: torch.Tensor | None = None
+
+
+def find_image(images: Callable[[str], StartImage] | None, path: str | None) -> StartImage | None:
+    """The encoding of a prompt's start image, None for a prompt without one."""
+    return None if images is None or path is None else images(path)
 
 
 def model_inputs(

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from .conditioning import StartImage, find_image
 from .control import Control
 from .distributed import World
+from .experts import Policy
 from .groups import prompt_key
-from .policy import WanPolicy
 from .prompts import Prompt
 from .rewards.mix import RewardMix
-from .rollout import RolloutSettings, sample_ode
+from .rollout import OdeJob, RolloutSettings, sample_all_ode
 from .schedule import Schedule
 from .scoring import score_latents
 from .seeds import derive_seed
@@ -73,7 +74,7 @@ def video_seed(run_seed: int, split: str, prompt: Prompt, index: int) -> int:
 
 
 def evaluate(
-    policy: WanPolicy,
+    policy: Policy,
     vae: Any,
     prompts: Sequence[Prompt],
     seeds: int,
@@ -90,6 +91,7 @@ def evaluate(
     control: Control | None = None,
     world: World | None = None,
     keep: KeepVideo | None = None,
+    images: Callable[[str], StartImage] | None = None,
 ) -> EvalScores:
     """Sample and score `seeds` videos of each prompt with the current weights of the policy.
 
@@ -98,13 +100,17 @@ def evaluate(
     """
     control, world = control or Control(), world or World()
     shape = (len(prompts), seeds)
-    control.bring(policy.transformer)
-    latents: dict[int, torch.Tensor] = {}
-    for p in world.deal(range(len(prompts))):
-        noise = [video_seed(run_seed, split, prompts[p], s) for s in range(seeds)]
-        latents[p] = sample_ode(
-            policy, noise, schedule, settings, context(prompts[p].text), negative, control
+    mine = world.deal(range(len(prompts)))
+    jobs = [
+        OdeJob(
+            [video_seed(run_seed, split, prompts[p], s) for s in range(seeds)],
+            context(prompts[p].text),
+            find_image(images, prompts[p].image),
         )
+        for p in mine
+    ]
+    found = sample_all_ode(policy, jobs, schedule, settings, negative, control)
+    latents = dict(zip(mine, found, strict=True))
     world.rest()
     control.bring(vae)
     labels = reward.labels

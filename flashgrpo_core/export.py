@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from .build import build_reward, build_schedule, with_embedded_files
+from .conditioning import blank_image
 from .config import Config
-from .config_io import config_hash, flow_shift, sde_window
+from .config_io import config_hash, flow_shift
 from .errors import FlashGRPOError
+from .experts import LOW, expert_weights
 from .files import save_tensors, sha256_file, write_text_atomic
 from .policy import AdapterFacts, WanPolicy, adapter_pairs, policy_weights
 from .runs.events import utc_now
@@ -21,38 +23,51 @@ from .seeds import normal
 from .wan.describe import lora_metadata
 from .wan.detect import WanSpec
 from .wan.lora import export_lora, export_metadata, read_lora
+from .windows import expert_boundary, sde_windows
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
 
-def export_run_lora(
-    trainer: Trainer, weights: Mapping[str, torch.Tensor], iteration: int, path: Path | None = None
-) -> Path:
-    """Export a run's weights and verify the file.
+def export_run_loras(
+    trainer: Trainer, weights: Mapping[str, torch.Tensor], iteration: int
+) -> dict[str, Path]:
+    """Export a run's weights, one file for each trained expert, and verify the files.
 
     Args:
         trainer: the run.
         weights: the adapter weights.
         iteration: training iterations behind them.
-        path: target; None is `lora/<name>_<iteration>.safetensors` in the run folder.
+
+    Returns:
+        Expert -> file `lora/<name>[_<expert>]_<iteration>.safetensors` in the run folder.
 
     Raises:
-        FlashGRPOError: the file cannot be written or does not reproduce the policy.
+        FlashGRPOError: a file cannot be written or does not reproduce the policy.
     """
-    config = trainer.config
-    path = path or trainer.folder.lora / f"{config.run.name}_{iteration:06d}.safetensors"
-    write_lora(path, trainer.policy, weights, config, iteration, trainer.networks.spec)
-    trainer.control.bring(trainer.policy.transformer)
-    verify_lora(
-        path,
-        trainer.policy,
-        weights,
-        trainer.settings.latent_shape,
-        trainer.context(config.prompts.negative),
-        float(trainer.schedule.timesteps[sum(trainer.window) // 2]),
-    )
-    return path
+    config, found = trainer.config, {}
+    for name, expert in trainer.policy.trained.items():
+        path = trainer.folder.lora / lora_file_name(config.run.name, name, iteration)
+        own = expert_weights(weights, name)
+        write_lora(path, expert, own, config, iteration, trainer.networks.spec, expert=name)
+        trainer.control.bring(expert.transformer)
+        window = trainer.windows[name]
+        verify_lora(
+            path,
+            expert,
+            own,
+            trainer.settings.latent_shape,
+            trainer.context(config.prompts.negative),
+            float(trainer.schedule.timesteps[sum(window) // 2]),
+            trainer.networks.spec,
+        )
+        found[name] = path
+    return found
+
+
+def lora_file_name(run: str, expert: str, iteration: int) -> str:
+    """Name of an exported file; the expert stands in it, as users and loaders expect."""
+    return f"{run}{f'_{expert}' if expert else ''}_{iteration:06d}.safetensors"
 
 
 def write_lora(
@@ -63,6 +78,7 @@ def write_lora(
     iteration: int,
     spec: WanSpec,
     fmt: str | None = None,
+    expert: str = "",
 ) -> str:
     """Write weights as a LoRA file with its full header and a JSON sidecar; returns its SHA-256.
 
@@ -74,11 +90,15 @@ def write_lora(
         iteration: training iterations behind the weights.
         spec: architecture of the base.
         fmt: key format; None takes `run.lora_format`.
+        expert: `high_noise` or `low_noise` for one of two experts.
     """
     fmt = fmt or config.run.lora_format
     files = with_embedded_files(config)
-    first, end = sde_window(config)
+    first, end = sde_windows(config)[expert]
     sigmas = build_schedule(config).sigmas
+    boundary = expert_boundary(config) if expert else None
+    low = expert == LOW
+    base = files.model.transformer_low if low else files.model.transformer
     pairs = adapter_pairs(weights)
     r = config.rollout
     metadata = lora_metadata(
@@ -86,8 +106,8 @@ def write_lora(
         spec=spec,
         rank=policy.rank,
         alpha=policy.alpha,
-        base_file=files.model.transformer,
-        base_sha256=_base_hash(files.model.transformer),
+        base_file=base,
+        base_sha256=_base_hash(base),
         vae_file=files.model.vae,
         iteration=iteration,
         iterations=config.run.iterations,
@@ -95,12 +115,14 @@ def write_lora(
         learning_rate=config.optim.learning_rate,
         dtype=str(policy.dtype).removeprefix("torch."),
         resolution=f"{r.width}x{r.height}x{r.frames}",
-        guidance=r.guidance,
+        guidance=(r.guidance_low or r.guidance) if low else r.guidance,
         shift=flow_shift(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         trained_sigmas=(round(float(sigmas[first]), 6), round(float(sigmas[end - 1]), 6)),
         rewards=build_reward(config).weights,
         config_sha256=config_hash(config),
+        expert=expert,
+        boundary=boundary,
         extra=export_metadata(pairs, policy.alpha, fmt),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,6 +156,7 @@ def verify_lora(
     latent_shape: tuple[int, int, int, int],
     context: torch.Tensor,
     timestep: float,
+    spec: WanSpec | None = None,
 ) -> None:
     """Reload a LoRA file and compare the velocity it gives with the policy's.
 
@@ -143,11 +166,13 @@ def verify_lora(
     loaded = policy_weights(policy, read_lora(path))
     # One latent frame is enough to pass through every adapted layer.
     latents = normal((1, latent_shape[0], 1, min(latent_shape[2], 16), min(latent_shape[3], 16)), 0)
+    # Image-to-video models need their further channels, whatever is in them.
+    image = None if spec is None else blank_image(spec, latents.shape[1:])
     with policy.using(weights):
-        expected = policy.velocity(latents, timestep, context)
+        expected = policy.velocity(latents, timestep, context, image=image)
     try:
         with policy.using(loaded):
-            got = policy.velocity(latents, timestep, context)
+            got = policy.velocity(latents, timestep, context, image=image)
     except FlashGRPOError as exc:
         path.unlink(missing_ok=True)
         raise FlashGRPOError(f"exported LoRA {path.name} does not fit the policy: {exc}") from None

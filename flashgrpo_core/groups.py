@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from .errors import FlashGRPOError
+from .schedule import as_windows
 from .seeds import derive_seed, generator
 
 
@@ -175,8 +176,7 @@ def make_groups(
         )
     if noise not in ("shared", "independent"):
         raise FlashGRPOError(f"noise {noise!r} is unknown: choose shared or independent")
-    windows = [w for w in window if not isinstance(w, int)] or [(window[0], window[1])]
-    steps = draw_expert_steps(len(prompts), windows, draw, iteration, run_seed)
+    steps = draw_expert_steps(len(prompts), as_windows(window), draw, iteration, run_seed)
     images = start_images or [None] * len(prompts)
     seen: Counter[str] = Counter()
     groups = []

@@ -179,6 +179,7 @@ def _sample(
         control=trainer.control,
         world=trainer.world,
         keep=keep if trainer.world.is_main else None,
+        images=trainer.images,
     )
     check_masked(~np.isnan(scores.total), least=0)
     if entries:

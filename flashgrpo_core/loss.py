@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .errors import FlashGRPOError
-from .schedule import Schedule
+from .schedule import Schedule, as_windows
 from .sde import inverse_gradient_scales
 
 RECTIFICATIONS = ("pool", "update", "none")
@@ -86,7 +86,7 @@ def window_weights(
     Raises:
         FlashGRPOError: see `rectification_weights`.
     """
-    pairs = [w for w in windows if not isinstance(w, int)] or [(windows[0], windows[1])]
+    pairs = as_windows(windows)
     options: dict[str, Any] = {"kind": kind, "eta": eta, "normaliser": normaliser}
     if len(pairs) == 1:
         return rectification_weights(steps, schedule, pairs[0], counts=counts, **options)

@@ -86,7 +86,9 @@ class TerminalControl(Control):
         if not self.offload or not hasattr(network, "parameters"):
             return
         if network not in self._homes:
-            self._homes[network] = next(network.parameters()).device
+            # An expert that was loaded first has been moved away already.
+            here = next(network.parameters()).device
+            self._homes[network] = getattr(network, "home", here)
         for other in list(self._homes):
             if other is not network:
                 other.to("cpu")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .conditioning import StartImage
+from .conditioning import StartImage, find_image
 from .control import Control
 from .experts import LOW, Policy
 from .groups import PromptGroup
@@ -267,11 +267,6 @@ class RolloutSampler:
             self.control.bring(expert.transformer)
             self._resident = expert
 
-    def _image(self, group: PromptGroup) -> StartImage | None:
-        if group.start_image is None or self.images is None:
-            return None
-        return self.images(group.start_image)
-
     def _integrate(
         self, group: PromptGroup, latents: torch.Tensor, first: int, end: int
     ) -> torch.Tensor:
@@ -290,7 +285,7 @@ class RolloutSampler:
                 self.negative,
                 self.settings.guidance_of(expert),
                 self.control,
-                self._image(group),
+                find_image(self.images, group.start_image),
             )
         return latents
 
@@ -323,7 +318,7 @@ class RolloutSampler:
             self.context(group.prompt),
             self.negative,
             self.settings.guidance_of(expert),
-            self._image(group),
+            find_image(self.images, group.start_image),
         )
 
     def _prefix_of(self, group: PromptGroup, samples: range) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,9 @@ All three grids shift a grid u by `sigma = s * u / (1 + (s - 1) * u)`; they diff
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -19,6 +21,16 @@ MAX_SHIFT = 100.0
 
 #: Training timesteps of Wan; a timestep is `TRAIN_STEPS * sigma`.
 TRAIN_STEPS = 1000
+
+
+#: Half-open range of steps `[first, end)`.
+Window = tuple[int, int]
+
+
+def as_windows(window: Window | Sequence[Window]) -> list[Window]:
+    """A window, or the windows of several experts, as a list."""
+    several = [w for w in window if isinstance(w, tuple)]
+    return several or [cast(Window, tuple(window))]
 
 
 @dataclass(frozen=True)

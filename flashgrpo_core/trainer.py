@@ -10,10 +10,10 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,16 +29,19 @@ from .build import (
     given_embeddings,
     latent_layout,
     load_networks,
+    needed_prompts,
     pick_device,
     preflight,
     rollout_settings,
+    start_images,
 )
 from .config import Config
-from .config_io import config_hash, sde_window, validate
+from .config_io import config_hash, validate
 from .control import Control
 from .distributed import World
 from .errors import Cancelled, FlashGRPOError
-from .export import export_run_lora
+from .export import export_run_loras
+from .failures import failed
 from .groups import PromptGroup, choose_prompts, make_groups
 from .health import Health
 from .judging import chosen_weights, judge, latest_weights, out_of_patience, validate_run
@@ -48,21 +51,27 @@ from .keeping import (
     clean_left_overs,
     finished_result,
     log_iteration,
+    open_trackers,
     prepare_folder,
     restore,
     same_start,
     save,
 )
+from .overlap import ScoringThread, Timeline, decode, obstacle
 from .prompts import PromptSplit
 from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, share_cost
 from .runs.checkpoint import list_checkpoints, newest_checkpoint
 from .runs.events import SCHEMA, EventLog, RewardLog, read_events
 from .runs.folder import RunFolder
 from .runs.report import write_report
-from .scoring import Scores, score_rollouts
+from .scoring import Scores, gather_scores, score_rollouts
 from .sharding import load_sharded
 from .update import GradientStats, PolicyOptimizer, policy_gradient, update_units
 from .watchdog import Watchdog
+from .windows import sde_windows
+
+if TYPE_CHECKING:
+    from .trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -106,34 +115,54 @@ class Trainer:
         self.events = EventLog(folder.events)
         self.reward_log = RewardLog(folder.rewards)
         self.schedule = build_schedule(config)
-        self.window = sde_window(config)
+        self.windows = sde_windows(config)
         self.settings = rollout_settings(config, *latent_layout(networks))
         self.prompts = build_prompts(config)
         self.reward = build_reward(config)
         self.eval_reward = build_eval_reward(config)
         self.health = Health(self.reward.weights, read_events(folder.events))
+        self.overlaps = config.reward.overlap
+        reason = obstacle(self.reward.rewards, self.control, config.model.offload)
+        if self.overlaps and reason is not None:
+            self.overlaps = False
+            self.warn(0, "no_overlap", f"scoring does not overlap sampling: {reason}")
         self.state = RunState()
+        self.trackers: Trackers | None = None
         self.saved = 0  # iteration of the last checkpoint
         self.best: dict[str, torch.Tensor] | None = None
+        cache = cache or folder.output / "flashgrpo" / "cache"
         if embeddings is not None:
             self.context = given_embeddings(config, self.prompts, embeddings)
         else:
-            cache = cache or folder.output / "flashgrpo" / "cache"
             with self.phase("encode", 1):
                 # The first process of a machine encodes, the others find it in the cache.
                 with self.world.one_at_a_time():
                     self.context = embed_prompts(
                         config, self.prompts, cache, self.control, networks.device
                     )
-        self.negative = (
-            None if config.rollout.guidance == 1.0 else self.context(config.prompts.negative)
-        )
+        with self.world.one_at_a_time():
+            self.images = start_images(
+                config, networks, needed_prompts(config, self.prompts), cache, self.control
+            )
+        self.negative = self.context(config.prompts.negative) if self.settings.guided else None
         self.optimizer = PolicyOptimizer(
             self.policy, config.optim, math.prod(self.settings.latent_shape)
         )
         self.sampler = RolloutSampler(
-            self.policy, self.schedule, self.settings, self.context, self.negative, self.control
+            self.policy,
+            self.schedule,
+            self.settings,
+            self.context,
+            self.negative,
+            self.control,
+            self.images,
         )
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """From the first step that may be stochastic to behind the last, over all experts."""
+        ends = list(self.windows.values())
+        return min(first for first, _ in ends), max(end for _, end in ends)
 
     # The five verbs.
 
@@ -142,8 +171,11 @@ class Trainer:
         started = time.monotonic()
         iteration = self.state.iteration + 1
         groups = self.group(iteration)
-        rollouts = self.rollout(groups, iteration)
-        scores = self.score(groups, rollouts, iteration)
+        if self.overlaps:
+            rollouts, scores = self.rollout_and_score(groups, iteration)
+        else:
+            rollouts = self.rollout(groups, iteration)
+            scores = self.score(groups, rollouts, iteration)
         advantages = self.advantage(scores)
         stats, grad_norm = self.step(groups, rollouts, advantages, iteration)
         self.state.iteration = iteration
@@ -154,19 +186,27 @@ class Trainer:
         """Choose the iteration's prompts and give each its SDE step and seeds."""
         return iteration_groups(self.config, self.prompts, iteration)
 
-    def rollout(self, groups: list[PromptGroup], iteration: int) -> list[Rollout]:
-        """Sample this rank's share of all videos."""
+    def rollout(
+        self,
+        groups: list[PromptGroup],
+        iteration: int,
+        done: Callable[[Rollout], None] | None = None,
+    ) -> list[Rollout]:
+        """Sample this rank's share of all videos; `done` is called with each as it is finished."""
         shares = self.world.deal(
             sample_shares(groups, self.settings.micro_batch),
             share_cost(groups, self.schedule.steps, self.settings),
         )
-        self.control.bring(self.policy.transformer)
         self.sampler.forget()
-        total = rollout_forwards(groups, self.schedule.steps, self.settings)
+        total = rollout_forwards(groups, self.schedule.steps, self.settings, self.sampler.stages)
         with self.phase(
             "rollout", sum(len(samples) for _, samples in shares), iteration, forwards=total
         ):
-            rollouts = [self.sampler.sample(groups[g], samples) for g, samples in shares]
+            rollouts = []
+            for rollout in self.sampler.sample_all(groups, shares):
+                rollouts.append(rollout)
+                if done is not None:
+                    done(rollout)
             self.world.rest()
         self.sampler.forget()
         self.state.forwards_total += total
@@ -189,6 +229,33 @@ class Trainer:
         for rollout in rollouts:
             rollout.final = torch.empty(0)
         return scores
+
+    def rollout_and_score(
+        self, groups: list[PromptGroup], iteration: int
+    ) -> tuple[list[Rollout], Scores]:
+        """Both verbs at once: each micro-batch is scored in a thread while the next is sampled."""
+        r, vae, timeline = self.config.rollout, self.networks.vae, Timeline()
+        with ScoringThread(self.reward, timeline) as scoring:
+
+            def hand_over(rollout: Rollout) -> None:
+                timeline.sampled()
+                self.control.bring(vae)
+                with timeline.span("decode"):
+                    batch = decode(vae, rollout, r.fps, r.decode_batch, self.control)
+                with timeline.span("wait"):
+                    scoring.put(batch, self.control)
+                self.control.bring(self.sampler.stages[-1][0].transformer)
+                timeline.sampling()
+
+            rollouts = self.rollout(groups, iteration, hand_over)
+            with self.phase("score", scoring.left, iteration), timeline.span("wait"):
+                measured = scoring.finish(len(rollouts), self.control)
+        pieces = list(zip(rollouts, measured, strict=True))
+        scores = gather_scores(groups, pieces, self.reward, self.world)
+        for rollout in rollouts:
+            rollout.final = torch.empty(0)
+        self.event("timeline", iteration, **timeline.record())
+        return rollouts, scores
 
     def advantage(self, scores: Scores) -> Advantages:
         """Group-relative advantages; stops when too many scores have failed."""
@@ -219,7 +286,6 @@ class Trainer:
                 "raise the group size, use a finer reward, or choose prompts that are not solved yet",
             )
             return None, 0.0
-        self.control.bring(self.policy.transformer)
         units = update_units(self.sampler, groups, rollouts, advantages.used, self.world)
         first: GradientStats | None = None
         norm = 0.0
@@ -233,7 +299,7 @@ class Trainer:
                     advantages.values,
                     advantages.used,
                     self.config.loss,
-                    self.window,
+                    list(self.windows.values()),
                     control=self.control,
                     world=self.world,
                 )
@@ -283,6 +349,8 @@ class Trainer:
             return {"event": kind, "iteration": iteration, **fields}
         record = self.events.append(kind, iteration, **fields)
         self.control.event(record)
+        if self.trackers is not None:
+            self.trackers.log(record)
         for sign in self.health.observe(record):
             self.warn(iteration, sign.code, sign.message)
         return record
@@ -325,7 +393,7 @@ def iteration_groups(config: Config, prompts: PromptSplit, iteration: int) -> li
         iteration=iteration,
         run_seed=config.run.seed,
         group_size=config.rollout.group_size,
-        window=sde_window(config),
+        window=list(sde_windows(config).values()),
         draw=config.schedule.draw,
         noise=config.rollout.noise,
         start_images=[p.image for p in picked],
@@ -431,10 +499,13 @@ def run(trainer: Trainer) -> RunResult:
             f"checkpoint {path.name} is damaged ({reason}): the one before it is used",
         ),
     )
+    if newest is None and list_checkpoints(folder.checkpoints):
+        trainer.warn(0, "no_checkpoint", "no checkpoint is intact: the run begins again")
     if newest is not None:
         restore(trainer, newest)
         resumed = trainer.state.iteration
     same_start(trainer)
+    open_trackers(trainer)
     trainer.event(
         "run_started",
         trainer.state.iteration,
@@ -446,6 +517,7 @@ def run(trainer: Trainer) -> RunResult:
         shift=trainer.schedule.shift,
         sigmas=[round(float(s), 6) for s in trainer.schedule.sigmas],
         window=list(trainer.window),
+        **({"windows": trainer.windows} if len(trainer.policy.experts) > 1 else {}),
         lora={
             "modules": len(trainer.policy.targets),
             "parameters": sum(p.numel() for p in trainer.policy.parameters().values()),
@@ -460,7 +532,8 @@ def run(trainer: Trainer) -> RunResult:
         config_hash=config_hash(config),
     )
     try:
-        return _loop(trainer)
+        with world.watching_peers():
+            return _loop(trainer)
     except Cancelled:
         world.leave()
         saved = trainer.saved
@@ -468,11 +541,13 @@ def run(trainer: Trainer) -> RunResult:
         best = trainer.state.best_iteration
         return RunResult("stopped", folder.path, saved, min(best, saved), [], None, None)
     except Exception as exc:
-        if world.is_main and isinstance(exc, FlashGRPOError):
-            trainer.event(
-                "run_finished", trainer.state.iteration, status="failed", lora=None, reason=str(exc)
-            )
-        raise
+        failure = failed(trainer, exc)
+        if failure is exc:
+            raise
+        raise failure from exc
+    finally:
+        if trainer.trackers is not None:
+            trainer.trackers.close()
 
 
 def _loop(trainer: Trainer) -> RunResult:
@@ -491,8 +566,11 @@ def _loop(trainer: Trainer) -> RunResult:
         trainer.control.check()
         if judged and world.is_main:
             # A night that is cancelled later still leaves a LoRA that can be used.
-            path = export_run_lora(trainer, latest_weights(trainer), state.iteration)
-            trainer.event("lora", state.iteration, file=path.name)
+            exported = export_run_loras(trainer, latest_weights(trainer), state.iteration)
+            for expert, path in exported.items():
+                tag = {"expert": expert} if expert else {}
+                trainer.event("lora", state.iteration, file=path.name, **tag)
+        world.rest()
         if last:
             break
     weights, iteration = chosen_weights(trainer)
@@ -502,7 +580,7 @@ def _loop(trainer: Trainer) -> RunResult:
     loras: list[Path] = []
     report = None
     if world.is_main:
-        loras = [export_run_lora(trainer, weights, iteration)]
+        loras = list(export_run_loras(trainer, weights, iteration).values())
         trainer.event(
             "run_finished",
             state.iteration,
@@ -512,5 +590,6 @@ def _loop(trainer: Trainer) -> RunResult:
             iterations=config.run.iterations,
         )
         report = write_report(folder.path)
+    world.rest()
     world.barrier()
     return RunResult("finished", folder.path, state.iteration, iteration, loras, test, report)

@@ -282,7 +282,7 @@ class PolicyOptimizer:
             )
         if not math.isfinite(norm):
             return norm
-        scale = min(1.0, self.max_grad_norm / norm)
+        scale = self._clip_factors(gradient)
         self.step_count += 1
         for group in self.adam.param_groups:
             group["lr"] = self.learning_rate(self.step_count)
@@ -291,13 +291,26 @@ class PolicyOptimizer:
             for key, value in self.adam.state.get(parameter, {}).items():
                 if torch.is_tensor(value) and value.dim() > 0 and value.device != parameter.device:
                     self.adam.state[parameter][key] = value.to(parameter.device)
-            parameter.grad = (gradient[name] * scale).to(parameter.device, parameter.dtype)
+            parameter.grad = (gradient[name] * scale[name]).to(parameter.device, parameter.dtype)
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         decay = self.config.ema_decay
         for name, parameter in self.parameters.items():
             self.ema[name].lerp_(parameter.detach().to("cpu"), 1.0 - decay)
         return norm
+
+    def _clip_factors(self, gradient: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Factor of each tensor that brings the gradient's norm down to the clip norm.
+
+        Each expert has a norm of its own: their gradients differ by an order of magnitude, and a
+        common one would let the larger silence the smaller.
+        """
+        factors: dict[str, float] = {}
+        for expert in self.policy.trained:
+            names = [n for n in gradient if not expert or n.startswith(f"{expert}.")]
+            norm = math.sqrt(sum(float(gradient[n].square().sum()) for n in names))
+            factors |= dict.fromkeys(names, min(1.0, self.max_grad_norm / norm) if norm else 1.0)
+        return factors
 
     def state(self) -> dict[str, torch.Tensor]:
         """Adam's moments as named tensors (CPU copies); the step count is kept beside them."""

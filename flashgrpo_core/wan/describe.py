@@ -169,6 +169,7 @@ def lora_metadata(
     rewards: Mapping[str, float] | None = None,
     config_sha256: str = "",
     comment: str = "",
+    boundary: float | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Header of a LoRA file: what other trainers' readers look for, and what made it.
@@ -198,10 +199,12 @@ def lora_metadata(
         rewards: reward name -> weight.
         config_sha256: hash of the resolved configuration.
         comment: free text.
+        boundary: sigma at which the experts of a model with two change.
         extra: further header entries, such as those of `export_metadata`.
     """
     wan = "wan2.2" if spec.family.startswith("wan2.2") else "wan2.1"
     high, low = trained_sigmas or (None, None)
+    own = _expert_range(expert, boundary)
     values: dict[str, Any] = {
         "ss_output_name": name,
         "ss_network_module": "networks.lora",
@@ -238,6 +241,9 @@ def lora_metadata(
         "flashgrpo.shift": shift,
         "flashgrpo.trained_sigma_high": high,
         "flashgrpo.trained_sigma_low": low,
+        "flashgrpo.expert_sigma_high": own and own[0],
+        "flashgrpo.expert_sigma_low": own and own[1],
+        "modelspec.timestep_range": _timesteps(own),
         "flashgrpo.rewards": json.dumps(dict(rewards), sort_keys=True) if rewards else "",
         "flashgrpo.config_sha256": config_sha256,
         **(extra or {}),
@@ -245,3 +251,14 @@ def lora_metadata(
     if expert not in ("", "high_noise", "low_noise"):
         raise FlashGRPOError(f"expert {expert!r} is unknown; use high_noise, low_noise or nothing")
     return {key: str(value) for key, value in sorted(values.items()) if value not in ("", None)}
+
+
+def _timesteps(sigmas: tuple[float, float] | None) -> str:
+    return "" if sigmas is None else f"{1000 * sigmas[1]:.0f},{1000 * sigmas[0]:.0f}"
+
+
+def _expert_range(expert: str, boundary: float | None) -> tuple[float, float] | None:
+    """Highest and lowest noise level that an expert is used at; None without experts."""
+    if not expert or boundary is None:
+        return None
+    return (1.0, boundary) if expert == "high_noise" else (boundary, 0.0)
