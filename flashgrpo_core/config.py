@@ -166,6 +166,7 @@ class RunConfig:
     timeout: int = option(1800, "Seconds that a process waits for the others before it gives up.", low=10, high=86400, identity=False)
     stall: int = option(600, "Seconds without a step forward after which a warning names the process and the phase; 0 = off.", low=0, high=86400, identity=False)
     threads: int = option(0, "CPU threads per process; 0 = torch's choice. Results are bit-identical only at equal threads.", low=0, high=1024, identity=False)
+    trackers: list[str] = option([], "Also draw the curves with tensorboard or wandb (offline), into the run folder; they come with pip install 'flashgrpo[trackers]'.", identity=False)
     lora_format: str = option("comfyui", "Key names of exported LoRAs.", choices=("comfyui", "kohya", "diffusers"), identity=False)
 
 
@@ -210,5 +211,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "optim": {"learning_rate": 3e-4},
 }
+
+#: Programs that can draw the curves of a run.
+TRACKERS = ("tensorboard", "wandb")
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {"recommended": {}, "paper": PAPER}

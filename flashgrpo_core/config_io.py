@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, get_type_hints
 
-from .config import PRESETS, TINY, Config
+from .config import PRESETS, TINY, TRACKERS, Config
 from .errors import FlashGRPOError
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -238,6 +238,9 @@ def validate(config: Config) -> None:
             "model.shard spreads whole weights: set model.storage = 'full' and "
             "model.blocks_to_swap = 0, or model.shard = false"
         )
+    for name in config.run.trackers:
+        if name not in TRACKERS:
+            raise FlashGRPOError(f"run.trackers names {name!r}: choose from {', '.join(TRACKERS)}")
     if config.schedule.eta == 0:
         raise FlashGRPOError(
             "schedule.eta = 0 injects no noise, so there is no step to learn from: use 1.0 with flash, "

@@ -18,7 +18,7 @@ import torch
 from .advantage import Advantages
 from .build import build_prompts
 from .config import Config
-from .config_io import config_hash
+from .config_io import config_hash, to_tables
 from .distributed import World
 from .errors import FlashGRPOError
 from .groups import PromptGroup
@@ -129,6 +129,27 @@ def prepare_folder(
         folder.write_config(config) if exists else folder.create(config)
         write_inputs(folder.path, now)
     world.barrier()
+
+
+def open_trackers(trainer: Trainer) -> None:
+    """Open what `run.trackers` names, on the main process.
+
+    Raises:
+        FlashGRPOError: it is not installed, or not part of this copy of the package.
+    """
+    config = trainer.config
+    if not config.run.trackers or not trainer.world.is_main:
+        return
+    try:
+        from .trackers import Trackers
+    except ModuleNotFoundError:
+        raise FlashGRPOError(
+            "run.trackers needs the Python package: pip install 'flashgrpo[trackers]', or leave it "
+            "empty; the same curves are in report.html"
+        ) from None
+    trainer.trackers = Trackers(
+        config.run.trackers, trainer.folder.path, to_tables(config), trainer.state.iteration
+    )
 
 
 def finished_result(folder: RunFolder, config: Config) -> RunResult | None:
