@@ -22,6 +22,7 @@ from .charts import duration, number
 from .events import latest_each, read_events, read_rewards
 from .folder import RunFolder
 from .report_style import STYLE
+from .report_timeline import timeline
 from .report_videos import films
 
 Record = dict[str, Any]
@@ -39,6 +40,7 @@ class RunData:
     iterations: list[Record]
     evaluations: list[Record]
     phases: list[Record]  # all of them: repeated work took time too
+    timelines: list[Record]
     warnings: list[Record]
     rewards: dict[int, list[Record]]
     samples: list[Record]
@@ -81,6 +83,7 @@ def read_run(run: RunFolder) -> RunData:
         iterations=latest_each(events, "iteration"),
         evaluations=latest_each(events, "evaluation", "split", "weights"),
         phases=[e for e in events if e.get("event") == "phase"],
+        timelines=latest_each(events, "timeline"),
         warnings=latest_each(events, "warning", "code", "message"),
         rewards=dict(rewards),
         samples=run.read_samples(),
@@ -112,6 +115,7 @@ def render(data: RunData) -> str:
         draw.health(data.iterations, data.config),
         draw.gradients(data.iterations),
         draw.phases(data.phases, data.iterations),
+        timeline(data.timelines),
         _settings(data.config),
         _footer(data),
     ]
