@@ -76,10 +76,9 @@ def _failure(exc: BaseException) -> tuple[int, str]:
         return 130, "stopped; what was saved before can be resumed"
     name = type(exc).__name__
     if name == "OutOfMemoryError":
-        return 1, (
-            "the GPU is out of memory: lower rollout.micro_batch, rollout.frames or the size, or "
-            "set model.offload = true; what was saved can be resumed"
-        )
+        from .failures import OUT_OF_MEMORY
+
+        return 1, OUT_OF_MEMORY
     return 1, f"unexpected {name}: {text[:300] or 'no message'} (run again with --debug)"
 
 

@@ -61,11 +61,17 @@ def _inspect_run(run: RunFolder) -> Answer:
     rows: list[tuple[str, Any]] = [
         ("run", run.path),
         ("status", data.status),
-        ("iteration", f"{done} of {planned}"),
+        ("iteration", f"{done} of {'?' if planned is None else planned}"),
         ("result", f"{judged['split']}: {result_words(judged)}" if judged else "not judged yet"),
     ]
     rows += [("LoRA", path) for path in answer["loras"]]
     rows += [("warning", w.get("message")) for w in data.warnings[-5:]]
+    try:
+        run.config()
+    except FlashGRPOError as exc:
+        # What was trained can be seen all the same, but it cannot go on like this.
+        answer["error"] = str(exc)
+        return Answer(facts([*rows, ("error", exc)]), answer, 2)
     return Answer(facts(rows), answer)
 
 

@@ -83,6 +83,8 @@ def sample(args: Namespace) -> Answer:
 
 
 def _prompts(args: Namespace) -> list[Prompt]:
+    if not all(text.strip() for text in args.prompt):
+        raise FlashGRPOError('--prompt "" is empty: say what the video shows')
     prompts = [Prompt(text) for text in args.prompt]
     if args.prompts:
         prompts += read_prompts(args.prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,8 +59,7 @@ def _train(config: Config, resume: str) -> Answer:
     )
     run = RunFolder(config.run.output, config.run.name)
     with Session(control):
-        if world.is_main:
-            control.note(f"run {run.path} ({size_of_world(world)})")
+        control.title = f"run {run.path} ({size_of_world(world)})"
         result = run_training(config, control, world=world, resume=resume)
         if world.is_main and result.report is None and run.exists():
             result.report = write_report(run)
@@ -122,6 +122,9 @@ def dry_run(config: Config) -> Answer:
         files[setting] = {key: found[key] for key in ("path", "title", "dtype", "quantisation")}
     lora = lora_size(full, open_tensors(Path(files["transformer"]["path"])))
     counts = plan(full, lora["parameters"])
+    free = free_space(run.path)
+    enough = counts.disk_bytes <= free
+    lack = "" if enough else ": not enough, choose another run.output or lower run.keep"
     schedule, window = build_schedule(full), sde_window(full)
     done = max(list_checkpoints(run.checkpoints), default=0)
     data = {
@@ -132,6 +135,7 @@ def dry_run(config: Config) -> Answer:
         "files": files,
         "lora": lora,
         "plan": dataclasses.asdict(counts),
+        "free_bytes": free,
         "shift": schedule.shift,
         "window": list(window),
         "sigmas": schedule.sigmas,
@@ -173,10 +177,17 @@ def dry_run(config: Config) -> Answer:
             "total",
             f"{config.run.iterations} iterations, {counts.total_forwards:,.0f} forwards (a backward counts as two)",
         ),
-        ("disk", f"about {size_words(counts.disk_bytes)}"),
+        ("disk", f"about {size_words(counts.disk_bytes)}, {size_words(free)} are free{lack}"),
         ("", "nothing was trained (--dry-run)"),
     ]
-    return Answer(facts(rows), data)
+    return Answer(facts(rows), data, 2 if lack else 0)
+
+
+def free_space(path: Path) -> int:
+    """Free bytes of the file system on which `path` will be made."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def _require(config: Config) -> None:

@@ -96,8 +96,9 @@ class RolloutConfig:
     prompts_per_iteration: int = option(8, "Prompts (groups) per iteration; at least 2 so that an update sees several noise levels.", low=2, high=4096)
     noise: str = option("shared", "Initial noise: one per group (shared) or one per video (independent, as in the paper).", choices=("shared", "independent"))
     shared_prefix: bool = option(True, "With shared noise, compute the steps before the stochastic one once per group (exact).")
-    micro_batch: int = option(4, "Videos of one group that go through the transformer together.", low=1, high=1024)
-    decode_batch: int = option(1, "Videos decoded and scored together.", low=1, high=256)
+    suffix_share: float = option(1.0, "Share of the steps after the stochastic one that is taken; below 1 a second-order solver takes them (DPM-Solver++ 2M): cheaper videos, an approximate reward, an unchanged gradient.", low=0.05, high=1.0)
+    micro_batch: int = option(4, "Videos of one group that go through the transformer together.", low=1, high=1024, identity=False)
+    decode_batch: int = option(1, "Videos decoded and scored together.", low=1, high=256, identity=False)
     guidance_low: float = option(0.0, "Guidance of the low-noise expert of Wan 2.2 A14B; 0 = the same as guidance.", low=0.0, high=30.0)
 
 

@@ -18,6 +18,16 @@ from .errors import FlashGRPOError
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10)}
 
+#: What a setting must be, in words: one, several.
+_KINDS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true or false"),
+    dict: ('a table, e.g. { name = "motion" }', 'tables, e.g. [{ name = "motion" }]'),
+    float: ("a number", "numbers"),
+    int: ("a whole number", "whole numbers"),
+    list: ("a list", "lists"),
+    str: ('text in quotes, e.g. "..."', 'texts, e.g. ["..."]'),
+}
+
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read a TOML file, apply `table.key=value` overrides, fill in presets and validate.
@@ -125,7 +135,7 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
         value = float(value)
     if not isinstance(value, origin) or (isinstance(value, bool) and origin is not bool):
         raise FlashGRPOError(
-            f"{name} = {value!r} must be of type {getattr(origin, '__name__', origin)}"
+            f"{name} = {value!r} must be {_KINDS.get(origin, ('another value',))[0]}"
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
@@ -144,7 +154,7 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
             else kind.__args__[0]
         )
         if not all(isinstance(v, item) and not isinstance(v, bool) for v in value):
-            raise FlashGRPOError(f"{name} = {value!r} must be a list of {item.__name__}")
+            raise FlashGRPOError(f"{name} = {value!r} must be a list of {_KINDS[item][1]}")
     return value
 
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 #: For every host: what helps when a device is full.
 OUT_OF_MEMORY = (
-    "the GPU is out of memory: lower rollout.micro_batch, rollout.frames or the size, or set "
-    "model.offload = true; what was saved can be resumed"
+    "the GPU is out of memory: lower rollout.micro_batch or rollout.decode_batch, or set "
+    "model.gradient_checkpointing or model.offload = true, then resume; fewer frames or a smaller "
+    "size need a new run"
 )
 
 

@@ -32,6 +32,9 @@ class TerminalControl(Control):
         stream: where to write; default standard error, so that standard output stays the result.
         offload: keep only the network of the current phase on its device.
         quiet: write nothing (ranks other than the main one).
+
+    Attributes:
+        title: line to write before the first phase.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TerminalControl(Control):
         self.quiet = quiet
         self.tty = bool(getattr(self.stream, "isatty", lambda: False)())
         self.stop_requested = False
+        self.title = ""
         self._phase = ("", 0, 0)  # name, total, iteration
         self._done = 0
         self._started = self._drawn = time.monotonic()
@@ -66,7 +70,10 @@ class TerminalControl(Control):
     # What the core calls.
 
     def phase(self, name: str, total: int, iteration: int = 0) -> None:
-        """Start the bar of a phase."""
+        """Start the bar of a phase; before the first comes the title, so that an error stands alone."""
+        if self.title:
+            self.title, title = "", self.title
+            self.note(title)
         self._phase, self._done = (name, total, iteration), 0
         self._started = time.monotonic()
         self._draw(force=True)

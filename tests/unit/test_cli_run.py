@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,40 @@ def test_the_demo_is_the_embedded_settings(
     assert [c.run.name for c in configs] == ["demo", "demo", "demo-2"]
     assert configs[0].run.iterations == 7 and configs[0].model.transformer == "tiny"
     assert configs[0].run.output == str(out) and seen[0][1] == "auto"
+
+
+def test_dry_run_compares_the_disk_it_needs_with_what_is_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashgrpo_core import cli_train
+
+    job = Trained(tmp_path)
+    data = ask(capsys, *job.argv, "--dry-run")
+    assert data["free_bytes"] == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    monkeypatch.setattr(cli_train, "free_space", lambda path: data["plan"]["disk_bytes"] - 1)
+    assert main([*job.argv, "--dry-run"]) == 2
+    assert "not enough, choose another run.output" in capsys.readouterr().out
+
+
+def test_inspect_says_that_a_runs_settings_are_broken(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Trained(tmp_path)
+    shutil.copytree(trained.run.path, other.run.path)
+    other.run.config_path.write_text("[run]\niterations = many\n", encoding="utf-8")
+    assert main(["inspect", str(other.run.path)]) == 2
+    out = capsys.readouterr().out
+    assert "status     finished" in out and "not valid TOML" in out
+
+
+def test_an_empty_prompt_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "--transformer", "tiny", "--prompt", " "]) == 2
+    assert '--prompt "" is empty' in capsys.readouterr().err
+
+
+def test_a_failure_before_training_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Trained(tmp_path)
+    assert main([*job.argv, "--set", "run.processes=7"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
