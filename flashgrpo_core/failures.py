@@ -57,6 +57,8 @@ def with_cause(exc: NotFinite, policy: Any, config: Config) -> NotFinite:
     experts = getattr(policy, "experts", {"": policy})
     for name, expert in experts.items():
         for key, tensor in expert.transformer.state_dict().items():
+            if hasattr(tensor, "to_local"):  # sharded: this process looks at its own part
+                tensor = tensor.to_local()
             if not tensor.is_floating_point() or bool(torch.isfinite(tensor.float()).all()):
                 continue
             if "lora_" in key:

@@ -125,6 +125,7 @@ def policy_gradient(
         mask = torch.from_numpy(used[row, rollout.samples.start : rollout.samples.stop])
         if not bool(mask.any()):
             continue
+        control.check()
         step = sampler.transition(unit.group)
         expert = sampler.expert(unit.group)
         sampler.bring(expert)
@@ -150,7 +151,8 @@ def policy_gradient(
             kl = kl_divergence(step, velocity, reference).expand(len(mask))[chosen].sum()
             unit_loss = unit_loss + loss.kl * kl / count
             sums[1] += kl.item()
-        control.check()
+        if world.lockstep is None:  # else the others are in this backward pass with us already
+            control.check()
         unit_loss.backward()
         squared = 0.0
         for name, parameter in parameters.items():
