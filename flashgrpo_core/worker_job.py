@@ -174,7 +174,7 @@ def take_over(folder: RunFolder, entry: Entry) -> None:
         folder: the run.
         entry: its job.
     """
-    for path in [*folder.path.rglob(".*")]:
+    for path in [*folder.path.rglob(".*"), *entry.path.glob(".*")]:
         if path.name.startswith(".tmp-") or path.name.endswith(".tmp.mp4"):
             fence.check(path)
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(True)

@@ -146,12 +146,21 @@ def _file(folder: Path, text: str) -> Path:
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()}.safetensors"
 
 
-def _stored(folder: Path, text: str, tokens: int) -> torch.Tensor:
+def stored_file(folder: Path, text: str) -> Path:
+    """File of an embedding that a CLIP object has made.
+
+    Raises:
+        FlashGRPOError: it has not encoded this prompt.
+    """
     file = _file(folder, text)
     if not file.is_file():
         raise FlashGRPOError(
             f"prompt {text[:80]!r} has not been encoded by the connected CLIP: queue the workflow "
             "again after a change of the Prompts node"
         )
-    embedding = open_tensors(file).get("embedding")[:tokens]
+    return file
+
+
+def _stored(folder: Path, text: str, tokens: int) -> torch.Tensor:
+    embedding = open_tensors(stored_file(folder, text)).get("embedding")[:tokens]
     return torch.nn.functional.pad(embedding, (0, 0, 0, tokens - len(embedding)))

@@ -30,6 +30,7 @@ _WORDS = {
     "update": "updating the LoRA",
     "evaluate": "judging on held-out prompts",
     "save": "saving",
+    "wait": "waiting for a worker",
 }
 
 
@@ -48,6 +49,7 @@ class HostControl(Control):
 
     def __init__(self, bring: Callable[[nn.Module], None]) -> None:
         self._bring = bring
+        self.device = host.compute_device()
         self._bar: Any = None
         self._started = 0.0
         self.name = "load"
@@ -159,6 +161,8 @@ class TrainControl(HostControl):
                 self._memory = memory
 
     _memory: int | None = None
+    #: What the user should know while nothing happens.
+    message = ""
 
     def publish(self, path: Path) -> str:
         """Put a LoRA of the run where LoraLoader lists it; returns its name there."""

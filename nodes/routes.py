@@ -21,6 +21,7 @@ from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.video import filmstrip, read_video
 from . import host
 from .progress import training
+from .workers import elsewhere
 
 #: Warnings that a monitor shows, newest last.
 _SHOWN_WARNINGS = 5
@@ -52,7 +53,8 @@ async def _filmstrip(request: web.Request) -> web.Response:
 
 
 async def _finish(request: web.Request) -> web.Response:
-    control = training.get(request.match_info["name"])
+    name = request.match_info["name"]
+    control = training.get(name) or (await asyncio.to_thread(elsewhere, name)).get(name)
     if control is None:
         raise web.HTTPNotFound(text="this run is not training here")
     control.finish_requested = True
@@ -67,9 +69,9 @@ def _find(name: str) -> RunFolder:
 
 
 def _all_runs() -> list[dict[str, Any]]:
-    rows = []
+    rows, others = [], elsewhere()
     for folder in list_runs(host.output_folder()):
-        control = training.get(folder.name)
+        control = training.get(folder.name) or others.get(folder.name)
         try:
             config = folder.config()
             modified = folder.events.stat().st_mtime if folder.events.is_file() else 0.0
@@ -93,7 +95,10 @@ def _all_runs() -> list[dict[str, Any]]:
 def summary(folder: RunFolder) -> dict[str, Any]:
     """What the monitor shows of a run."""
     events, config = read_events(folder.events), folder.config()
-    control = training.get(folder.name)
+    control = training.get(folder.name) or elsewhere(folder.name).get(folder.name)
+    warnings = [e["message"] for e in events if e["event"] == "warning"]
+    if control is not None and control.message:
+        warnings.append(control.message)
     validation = [
         [e["iteration"], e["reward_mean"], e["difference"], e["ci_low"], e["ci_high"]]
         for e in latest_each(events, "evaluation", "split")
@@ -112,7 +117,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "iterations": config.run.iterations,
         "rewards": rewards,
         "validation": validation,
-        "warnings": [e["message"] for e in events if e["event"] == "warning"][-_SHOWN_WARNINGS:],
+        "warnings": warnings[-_SHOWN_WARNINGS:],
         "peak_memory": max((e.get("peak_memory") or 0 for e in events), default=0) or None,
         "phase": None if control is None else control.name,
         "phase_done": 0 if control is None else control.done,

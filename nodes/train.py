@@ -28,6 +28,7 @@ from .values import (
     VideoSettingsType,
 )
 from .widgets import CATEGORY, advanced, chosen, seed, setting
+from .workers import HERE, WORKERS
 
 #: Widget -> table and key of the configuration, step of the arrows, whether it is folded away.
 ADVANCED: dict[str, tuple[str, str, float | None, bool]] = {
@@ -95,6 +96,15 @@ class Train(host.ComfyNode):
                 AdvancedType.Input(
                     "advanced", optional=True, tooltip="Settings that replace the preset's."
                 ),
+                io.Combo.Input(
+                    "run_on",
+                    options=[HERE, WORKERS],
+                    default=HERE,
+                    optional=True,
+                    tooltip="Where the training runs: in this ComfyUI, or in a worker that you have "
+                    "started with `flashgrpo worker`, on this or another machine. The node shows the "
+                    "same either way, and says the command when no worker is running.",
+                ),
             ],
             outputs=[
                 io.LoraModel.Output(
@@ -121,6 +131,7 @@ class Train(host.ComfyNode):
         evaluate_every: int,
         reward: Reward | None = None,
         advanced: Advanced | None = None,
+        run_on: str = HERE,
     ) -> io.NodeOutput:
         """Train, resume, or return what is there."""
         tables = merge(
@@ -136,7 +147,7 @@ class Train(host.ComfyNode):
             host.publish_model("diffusion_models", embedded.TINY_TRANSFORMER)
             host.publish_model("vae", embedded.TINY_VAE)
         try:
-            result, lora = train_run(policy, prompts, config)
+            result, lora = train_run(policy, prompts, config, run_on)
         finally:
             pool.clear()
         events = read_events(run_folder(policy.run).events)

@@ -12,23 +12,28 @@ from ..flashgrpo_core.files import open_tensors
 from ..flashgrpo_core.keeping import RunResult, finished_result, prepare_folder
 from ..flashgrpo_core.lookup import adopt_moved_files
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints
+from ..flashgrpo_core.runs.folder import RunFolder
 from ..flashgrpo_core.trainer import train
 from . import host, pool
 from .embeddings import embed
 from .progress import TrainControl, training
 from .settings import run_folder
 from .values import LoraTensors, Policy, Prompts
+from .workers import HERE, WORKERS, active_job, train_on_workers
 
 log = logging.getLogger(__name__)
 
 
-def train_run(policy: Policy, prompts: Prompts, config: Config) -> tuple[RunResult, str]:
+def train_run(
+    policy: Policy, prompts: Prompts, config: Config, run_on: str = HERE
+) -> tuple[RunResult, str]:
     """Train the run of a policy to its end, or return the result that is on disk.
 
     Args:
         policy: what is trained.
         prompts: prompts, for their encoder.
         config: the configuration of the run.
+        run_on: whether it is trained here or by workers.
 
     Returns:
         The result, and the name of its LoRA as LoraLoader lists it.
@@ -36,19 +41,21 @@ def train_run(policy: Policy, prompts: Prompts, config: Config) -> tuple[RunResu
     Raises:
         FlashGRPOError: the run exists with other settings, or cannot be trained.
     """
-    folder = run_folder(policy.run)
-    if folder.exists():
-        if list_checkpoints(folder.checkpoints):
-            folder.write_config(adopt_moved_files(folder.config(), config))
-        else:
-            # Nothing has been trained yet: the settings may still change.
-            folder.write_config(config)
-    prepare_folder(folder, config, "auto")
+    folder, job = run_folder(policy.run), active_job(policy.run)
+    if policy.run in training:
+        raise FlashGRPOError(f"run {policy.run!r} is being trained already: wait for its end")
+    if job is not None and run_on == HERE:
+        raise FlashGRPOError(
+            f"run {policy.run!r} is in the queue of the workers: set run_on to {WORKERS!r} to follow "
+            "or cancel it, or choose another run name"
+        )
+    if job is None:
+        _prepare(folder, config)
     control = TrainControl(pool.bring, config, folder.lora)
-    result = finished_result(folder, config)
-    if result is None:
-        if policy.run in training:
-            raise FlashGRPOError(f"run {policy.run!r} is being trained already: wait for its end")
+    result = finished_result(folder, config) if job is None else None
+    if result is None and run_on == WORKERS:
+        result = train_on_workers(folder, prompts, config)
+    elif result is None:
         training[policy.run] = control
         try:
             host.unload_others()
@@ -63,6 +70,17 @@ def train_run(policy: Policy, prompts: Prompts, config: Config) -> tuple[RunResu
     name = control.publish(result.loras[0])
     log.info("run %s is finished, its LoRA is listed as %s", policy.run, name)
     return result, name
+
+
+def _prepare(folder: RunFolder, config: Config) -> None:
+    """Make the run folder, or check that the existing one is the same run."""
+    if folder.exists():
+        if list_checkpoints(folder.checkpoints):
+            folder.write_config(adopt_moved_files(folder.config(), config))
+        else:
+            # Nothing has been trained yet: the settings may still change.
+            folder.write_config(config)
+    prepare_folder(folder, config, "auto")
 
 
 def lora_tensors(path: Path) -> LoraTensors:

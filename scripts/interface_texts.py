@@ -70,4 +70,5 @@ MONITOR = {
     "phase_update": "updating the LoRA",
     "phase_evaluate": "judging on held-out prompts",
     "phase_save": "saving",
+    "phase_wait": "waiting for a worker",
 }

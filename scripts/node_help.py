@@ -5,7 +5,14 @@ Tables of inputs are not written here: `make_docs.py` takes them from the nodes 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flashgrpo_core.rewards import REWARDS  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,24 @@ _LINK = (
 def _picture_reward(about: str, *tips: str) -> Help:
     return Help(about, _REWARD, (*tips, *_CHAIN))
 
+
+def _model_reward(name: str, about: str, *tips: str) -> Help:
+    """A page with what the class says about its weights."""
+    reward: Any = REWARDS[name]
+    weights = (
+        f"**Weights**: {reward.source}; put it into `models/flashgrpo_rewards`. Nothing is "
+        f"downloaded.\n\n**Memory** of the weights: {reward.memory}; ComfyUI moves them to the GPU "
+        f"for scoring and away when others need the room.\n\n**Licence**: {reward.licence}.\n\n"
+        f"**Range**: {reward.range}."
+    )
+    return Help(f"{about}\n\n{weights}", _REWARD, (*tips, *_CHAIN), (_NO_REWARD_MODEL, _MEMORY))
+
+
+_NO_REWARD_MODEL = (
+    "no model for the reward ... was found",
+    "The list of the node is empty. Put the files that the message names into `models/flashgrpo_rewards` and press R. A model that does not fit its `config.json` is refused with the first weights that are missing or unknown.",
+)
+_BLIND = "It sees single frames and knows nothing about movement: add Motion or VideoReward, or the policy may freeze the video."
 
 HELP: dict[str, Help] = {
     "FlashGRPOLoadPolicy": Help(
@@ -163,10 +188,19 @@ HELP: dict[str, Help] = {
             "Seeds stay as they are: a new seed would be a new run.",
             "`paper` uses the published settings. They need about three times the videos per iteration and learn more slowly with few.",
             "Other models leave the memory before training starts.",
+            "**run_on = workers** hands the run to workers that you start in a terminal, on this machine or on others that see the same output folder: `flashgrpo worker --runs <output> --models <models>`. Progress, previews, curve, Cancel and Finish now work as here, and you may close ComfyUI: queue the same workflow again to follow the run.",
         ),
         (
             _OTHER_SETTINGS,
             _MEMORY,
+            (
+                "no worker is running",
+                "The job waits in the queue. Start a worker with the command in the message, or cancel and set *run_on* to *this ComfyUI*.",
+            ),
+            (
+                "run ... is in the queue of the workers",
+                "Set *run_on* to *workers* to follow it; Cancel then takes it out of the queue.",
+            ),
             (
                 "no signal",
                 "All videos of every prompt got the same reward. Use more videos per prompt, a finer reward, or prompts that are neither solved nor hopeless.",
@@ -354,8 +388,140 @@ HELP: dict[str, Help] = {
         "**Size of the frames as JPEG**: a check of the training that always has a signal. *compressible* leads to plain pictures, *incompressible* to detail or noise.",
         "When this reward does not rise either, the problem is in the settings and not in your reward.",
     ),
+    "FlashGRPORewardNaturalness": _picture_reward(
+        "**Naturalness**: the statistics of photographs. Local contrasts of photographs always follow the same law; blur, noise, compression and smeared texture break it, each in its own way. It needs no model and no reference picture.",
+        "For photographic looks only: cartoons, flat graphics and shallow depth of field are punished, although they are no faults.",
+        "Put it behind Reward: Win rate when its values lie close together.",
+    ),
+    "FlashGRPORewardOcr": _picture_reward(
+        'The **text in quotation marks** of the prompt must be readable in the video: `a neon sign that reads "OPEN"`. Frames are read by rapidocr, whose models (Apache-2.0) are inside its package: nothing is fetched. The score is 1 minus the share of wrong, missing and additional letters; case, spaces and punctuation do not count.\n\n'
+        "rapidocr and onnxruntime are not part of the pack; install them into ComfyUI's Python: `pip install rapidocr onnxruntime`.",
+        "Every prompt needs text in quotation marks, or set *text*.",
+        "Reading takes 0.3 to 1 second per frame on a CPU: leave *every* at 8 or more.",
+    ),
+    "FlashGRPORewardDiversity": _picture_reward(
+        "**Diversity**: the videos of a prompt should differ from each other: in colours, in what is where and when, in movement and detail. Against a policy that makes the same video for every seed. It compares only the videos of one group.",
+        "Use a small weight, 0.1 to 0.3, and a Gate on Technical Quality: broken videos are the easiest way to be different.",
+    ),
+    "FlashGRPORewardInstalled": Help(
+        "A reward of **your own**: a Python class in a package that you have installed into ComfyUI's Python. `docs/rewards.md` in the pack's folder shows a complete one in 20 lines.\n\n"
+        "A workflow can only name a reward, it never brings code. A name that is not installed here is an error.",
+        _REWARD,
+        ("Restart ComfyUI after installing a package.", *_CHAIN),
+        (
+            (
+                "no installed package offers a reward",
+                "Install your package into the Python that runs ComfyUI, and restart.",
+            ),
+            (
+                "options ... are not 'name = value' lines",
+                "One option a line, as in a TOML file; text stands in quotes.",
+            ),
+            (
+                "reward ... cannot be loaded",
+                "The package is there but its code fails; the message says why.",
+            ),
+        ),
+    ),
+    "FlashGRPORewardGate": Help(
+        "Counts rewards **only for videos that pass** another reward. Example: movement counts only where the technical quality is above 0.4, so that a shaking, broken video gains nothing by moving.\n\n"
+        "The gate reward itself earns nothing; link it to the chain as well when it should. It is computed once, even when it is used twice with the same settings.",
+        _REWARD,
+        (
+            "Score some videos with Score Videos first and look where the gate reward lies.",
+            "When hardly any video passes, there is nothing to learn from: start with a low threshold.",
+            *_CHAIN,
+        ),
+        (
+            (
+                "the gate is a chain of ... rewards",
+                "Link a single reward node to *gate*, with nothing in its *previous*.",
+            ),
+            ("reward ... has a gate already", "One gate per reward."),
+        ),
+    ),
+    "FlashGRPORewardLimits": Help(
+        "**Limits** the value of rewards. Beyond the limits nothing is gained, so the policy has no reason to drive that reward further; good against rewards that end in over-sharpened or over-saturated pictures.",
+        _REWARD,
+        (
+            "The limits are in the reward's own units; the range stands on the page of the reward.",
+            "Videos at a limit score the same. When all of a prompt do, it teaches nothing.",
+            *_CHAIN,
+        ),
+        (
+            ("... must have its low end below its high end", "Make *low* smaller than *high*."),
+            ("reward ... has a clip already", "One Limits node per reward."),
+        ),
+    ),
+    "FlashGRPORewardWinRate": Help(
+        "Replaces a reward by its **win rate**: the share of the other videos of the prompt that a video beats; a tie counts half. Only the order counts. A reward with outliers, or with a scale that differs between prompts, becomes even.",
+        _REWARD,
+        (
+            "The mean of a win rate is always 0.5. Curve and report therefore show the compared reward as well, and held-out evaluations judge that one.",
+            "Use at least 4 videos per prompt, better 8.",
+            *_CHAIN,
+        ),
+        (("reward ... has a win rate already", "One Win rate node per reward."),),
+    ),
+    "FlashGRPOScoreVideos": Help(
+        "Ranks videos that **exist already** by a reward: videos of other nodes, or a folder below ComfyUI's `input` or `output`. For choosing the best of many seeds, and for getting to know a reward before you train on it.",
+        {
+            "picture": "One frame of each video, best first, with total and terms.",
+            "scores": "The numbers as text: one line a video, separated by tabs.",
+            "best": "The best video, for SaveVideo.",
+        },
+        (
+            'In a folder, `name.txt` beside `name.mp4` is the prompt of that video; so is a line `{"file": "name.mp4", "prompt": "..."}` in `prompts.jsonl`.',
+            "Win rate and diversity compare the videos of one prompt.",
+            "Would you have sorted the videos the same way? If not, training on this reward would not make you happy either.",
+        ),
+        (
+            ("no video to score", "Link videos, or name a folder."),
+            (
+                "folder ... must be input or output",
+                "Only folders below ComfyUI's own input and output folders are read.",
+            ),
+            ("... has no text in quotation marks", "The reward needs a prompt that quotes a text."),
+        ),
+    ),
     "FlashGRPORewardTinyWorld": _picture_reward(
         "The reward of the **tiny demo**: does one coloured shape move as the prompt says? Colour and direction are measured from the pixels. Prompts must name a colour (red, green, blue, yellow, magenta, cyan) and a direction (left, right, up, down).",
         "For the tiny Wan only.",
+    ),
+    "FlashGRPORewardClipscore": _model_reward(
+        "clipscore",
+        "**CLIPScore**: how well the frames fit the prompt, by the cosine between CLIP's vectors of frame and prompt.",
+        _BLIND,
+        "A weights file of `models/clip_vision` works when it is the complete CLIP: a vision-only file cannot read prompts. ComfyUI's own CLIP tokenizer is used when the model has none beside it.",
+    ),
+    "FlashGRPORewardPickscore": _model_reward(
+        "pickscore",
+        "**PickScore**: which frame people would pick for the prompt. A CLIP H/14 that was trained on half a million choices; one of the usual rewards of published work.",
+        _BLIND,
+    ),
+    "FlashGRPORewardHpsv2": _model_reward(
+        "hpsv2",
+        "**HPSv2.1**: how high people would rank a frame for the prompt. Frames keep their shape: the long side becomes 224 pixels, the rest is black.",
+        _BLIND,
+        "The published `.pt` file is read without running anything that is in it.",
+    ),
+    "FlashGRPORewardAesthetic": _model_reward(
+        "aesthetic",
+        "**LAION aesthetic**: how beautiful people would find a frame. The prompt plays no part.",
+        _BLIND,
+        "Needs OpenAI's CLIP L/14; the vision side is enough, so a file of `models/clip_vision` works.",
+        "Alone it leads away from the prompt: add PickScore or HPSv3.",
+    ),
+    "FlashGRPORewardHpsv3": _model_reward(
+        "hpsv3",
+        "**HPSv3**: human preference for frames by a 7B vision-language model; of the frame rewards here the closest to people, and the slowest.",
+        _BLIND,
+        "*every* 4 scores every fourth frame. Lower *batch* when memory runs out.",
+    ),
+    "FlashGRPORewardVideoreward": _model_reward(
+        "videoreward",
+        "**VideoReward** (VideoAlign): visual quality, motion quality and text alignment of the whole video, by a 2B vision-language model that looks at two frames a second. The three values are standardised; the weights make one score of them, and each is reported on its own.",
+        "The text with which it was trained comes from `prompt_template.py` of the VideoAlign repository. Put that file into the model's folder; it is read as data and never run.",
+        "*motion* above 1 adds movement to frame rewards.",
     ),
 }

@@ -46,6 +46,7 @@ const TEXT = {
   phase_update: "updating the LoRA",
   phase_evaluate: "judging on held-out prompts",
   phase_save: "saving",
+  phase_wait: "waiting for a worker",
 };
 
 const STYLE = `

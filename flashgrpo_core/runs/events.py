@@ -197,6 +197,24 @@ def read_events(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
+def read_from(path: str | Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The records that were appended behind `offset`, and the offset behind the last of them.
+
+    Only whole lines are read. When the log has become shorter, its torn end was cut off after a
+    crash, and reading goes on there.
+    """
+    try:
+        with open(path, "rb") as file:
+            offset = min(offset, file.seek(0, os.SEEK_END))
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], 0
+    whole = data[: data.rfind(b"\n") + 1]
+    records = [_parse(line) for line in whole.split(b"\n") if line.strip()]
+    return [record for record in records if record is not None], offset + len(whole)
+
+
 def latest(events: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
     """The last record per (event, iteration): after a resume an iteration can appear twice."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
