@@ -192,6 +192,7 @@ def _add_sample(sub: argparse.ArgumentParser) -> None:
     _add_base(sub)
     sub.add_argument("--prompt", action="append", default=[], help="a prompt; may be repeated")
     sub.add_argument("--prompts", metavar="FILE", help=".txt (one a line) or .jsonl")
+    sub.add_argument("--image", metavar="FILE", help="start image of prompts without their own")
     sub.add_argument("--lora", action="append", default=[], metavar="FILE", help="LoRA to apply")
     sub.add_argument("--strength", type=_finite, default=1.0, help="strength of the LoRA (1.0)")
     sub.add_argument("--seed", type=_natural, default=0, help="seed of the first video (0)")

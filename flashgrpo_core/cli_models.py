@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,28 +22,32 @@ from .build import (
     pick_device,
     pick_dtype,
     rollout_settings,
+    start_images,
     text_tokens,
     with_embedded_files,
 )
 from .cli_common import Answer, facts, job_of, reward_terms, saved_weights, table
+from .conditioning import StartImage, find_image
 from .config import Config
 from .control import Control
 from .errors import FlashGRPOError
 from .evaluation import evaluate, paired_interval
+from .experts import expert_names, expert_weights
 from .export import write_lora
-from .files import open_tensors, write_text_atomic
+from .files import write_text_atomic
 from .lookup import find_file, resolve_files
-from .policy import WanPolicy, adapter_pairs
+from .networks import merge_file, model_spec
+from .policy import adapter_pairs
 from .progress import Session, TerminalControl, result_words
 from .prompts import Prompt, read_prompts
-from .rollout import sample_ode
+from .rollout import OdeJob, sample_all_ode
 from .runs.charts import number
 from .runs.events import read_events
 from .runs.folder import RunFolder
 from .seeds import derive_seed
 from .video import write_mp4
-from .wan.detect import detect_transformer
-from .wan.lora import merge_lora, read_lora
+from .wan.lora import read_lora
+from .wan.lora_origin import expert_of
 from .wan.text import cached_embeddings
 from .wan.vae import decode_latents
 
@@ -54,11 +59,15 @@ def sample(args: Namespace) -> Answer:
     models = Path(args.models) if args.models else None
     for path in args.lora:
         file = find_file(path, "lora", "--lora", Path.cwd(), models)
-        config.model.frozen_loras.append({"file": file, "strength": args.strength})
+        entry: dict[str, Any] = {"file": file, "strength": args.strength}
+        if config.model.transformer_low:
+            # A pair of files is told apart by header or name; one that says nothing goes on both.
+            entry |= {"expert": expert_of(file)} if expert_of(file) else {}
+        config.model.frozen_loras.append(entry)
     out = Path(args.out)
     rows: list[dict[str, Any]] = []
     with Session(TerminalControl(offload=config.model.offload)) as control:
-        networks, context, negative = _loaded(config, [p.text for p in prompts], control)
+        networks, context, negative, images = _loaded(config, prompts, control)
         settings = rollout_settings(config, *latent_layout(networks))
         schedule = build_schedule(config)
         control.phase("sample", len(prompts) * args.count)
@@ -67,17 +76,16 @@ def sample(args: Namespace) -> Answer:
                 for s in range(args.count):
                     # The same words and seed give the same noise, with or without a LoRA.
                     noise = derive_seed(args.seed + s, prompt.text, "sample")
-                    control.bring(networks.policy.transformer)
-                    latents = sample_ode(
-                        networks.policy, [noise], schedule, settings, context[prompt.text], negative
-                    )
+                    job = OdeJob([noise], context[prompt.text], find_image(images, prompt.image))
+                    latents = sample_all_ode(
+                        networks.policy, [job], schedule, settings, negative, control
+                    )[0]
                     control.check()
                     control.bring(networks.vae)
                     video = decode_latents(networks.vae, latents)[0]
                     path = out / f"{i:03d}_{args.seed + s}.mp4"
                     write_mp4(path, video, config.rollout.fps)
                     rows.append({"file": str(path), "prompt": prompt.text, "seed": args.seed + s})
-                    control.tick()
     write_text_atomic(out / "index.json", json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
     return Answer("\n".join(row["file"] for row in rows), {"videos": rows})
 
@@ -88,36 +96,36 @@ def _prompts(args: Namespace) -> list[Prompt]:
     prompts = [Prompt(text) for text in args.prompt]
     if args.prompts:
         prompts += read_prompts(args.prompts)
-    images = [p.image for p in prompts if p.image]
-    if images:
-        raise FlashGRPOError(
-            f"prompt with start image {images[0]!r}: sampling makes videos from text only, leave "
-            "the images out"
-        )
+    if args.image:
+        prompts = [Prompt(p.text, p.image or args.image) for p in prompts]
     if not prompts:
         raise FlashGRPOError('no prompt is given: use --prompt "..." or --prompts FILE')
     return prompts
 
 
 def _loaded(
-    config: Config, texts: list[str], control: Control
-) -> tuple[Networks, dict[str, torch.Tensor], torch.Tensor | None]:
+    config: Config, prompts: list[Prompt], control: Control
+) -> tuple[
+    Networks, dict[str, torch.Tensor], torch.Tensor | None, Callable[[str], StartImage] | None
+]:
     """Embeddings first, so that the text encoder has left memory when the networks come."""
     if not config.model.text_encoder:
         raise FlashGRPOError("model.text_encoder is empty: name the UMT5 .safetensors file")
     device = pick_device(config.model.device)
+    cache = Path(config.run.output) / "flashgrpo" / "cache"
     context = cached_embeddings(
-        [*texts, config.prompts.negative],
+        [*(p.text for p in prompts), config.prompts.negative],
         config.model.text_encoder,
         text_tokens(config),
-        Path(config.run.output) / "flashgrpo" / "cache",
+        cache,
         torch.float32 if device.type == "cpu" else torch.bfloat16,
         device,
         control,
     )
     networks = load_networks(config, device)
-    negative = context[config.prompts.negative] if config.rollout.guidance != 1.0 else None
-    return networks, context, negative
+    guided = rollout_settings(config).guided
+    images = start_images(config, networks, prompts, cache, control)
+    return networks, context, context[config.prompts.negative] if guided else None, images
 
 
 def evaluate_command(args: Namespace) -> Answer:
@@ -137,8 +145,9 @@ def evaluate_command(args: Namespace) -> Answer:
         config.eval.terms = reward_terms(args.reward)
     held, seeds = _held(config, args)
     with Session(TerminalControl(offload=config.model.offload)) as control:
-        pairs = None if saved else read_lora(target)
-        networks, context, negative = _loaded(config, [p.text for p in held], control)
+        if not saved:
+            read_lora(target)  # before minutes of loading
+        networks, context, negative, images = _loaded(config, held, control)
         policy = networks.policy
         settings = rollout_settings(config, *latent_layout(networks))
 
@@ -163,6 +172,7 @@ def evaluate_command(args: Namespace) -> Answer:
                 decode_batch=config.rollout.decode_batch,
                 control=control,
                 keep=keep if args.out else None,
+                images=images,
             )
 
         with policy.reference():
@@ -171,7 +181,7 @@ def evaluate_command(args: Namespace) -> Answer:
             with policy.using(saved.tensors):
                 after = judge("trained")
         else:
-            merge_lora(policy.transformer, pairs or {}, args.strength)
+            merge_file(networks, target, args.strength)
             with policy.reference():
                 after = judge("trained")
     result = _compared(after.total, before.total, config.run.seed)
@@ -240,20 +250,15 @@ class SavedPolicy:
 
 
 def export(args: Namespace) -> Answer:
-    """Write a LoRA file from a checkpoint, and read it back."""
+    """Write a LoRA file from a checkpoint, one for each expert, and read it back."""
     run = RunFolder.at(args.run_folder)
     config = resolve_files(run.config(), run.path, args.models)
     config = replace(config, run=replace(config.run, name=run.name))
     saved = saved_weights(run, args.checkpoint, args.weights)
     fmt = args.format or config.run.lora_format
-    out = (
-        Path(args.out)
-        if args.out
-        else run.lora / f"{run.name}_{saved.iteration:06d}_{fmt}.safetensors"
-    )
-    if out.suffix != ".safetensors":
+    if args.out and Path(args.out).suffix != ".safetensors":
         raise FlashGRPOError(f"--out {args.out!r} must end in .safetensors")
-    spec = detect_transformer(open_tensors(with_embedded_files(config).model.transformer))
+    spec = model_spec(config)
     started = [e for e in read_events(run.events) if e.get("event") == "run_started"]
     device = torch.device(str(started[-1].get("device", "cpu")) if started else "cpu")
     policy = SavedPolicy(
@@ -261,25 +266,30 @@ def export(args: Namespace) -> Answer:
         config.model.lora_alpha,
         pick_dtype(config.model.dtype, spec.weight_dtype, device),
     )
-    digest = write_lora(
-        out,
-        cast(WanPolicy, policy),
-        saved.tensors,
-        config,
-        saved.iteration,
-        spec,
-        fmt,
-    )
-    _verify(out, adapter_pairs(saved.tensors), policy.alpha / policy.rank)
+    files = []
+    for expert in expert_names(saved.tensors):
+        own = expert_weights(saved.tensors, expert)
+        mark = f"_{expert}" if expert else ""
+        out = run.lora / f"{run.name}{mark}_{saved.iteration:06d}_{fmt}.safetensors"
+        if args.out:
+            out = Path(args.out)
+            out = out.with_name(f"{out.stem}{mark}{out.suffix}")
+        digest = write_lora(out, policy, own, config, saved.iteration, spec, fmt, expert)
+        _verify(out, adapter_pairs(own), policy.alpha / policy.rank)
+        files.append(
+            {"file": str(out), "sha256": digest, "expert": expert, "modules": len(own) // 2}
+        )
     data = {
-        "file": str(out),
-        "sha256": digest,
+        "file": files[0]["file"],
+        "sha256": files[0]["sha256"],
         "format": fmt,
         "iteration": saved.iteration,
         "weights": saved.weights,
-        "modules": len(adapter_pairs(saved.tensors)),
+        "modules": sum(int(str(entry["modules"])) for entry in files),
+        **({"files": files} if len(files) > 1 else {}),
     }
-    rows = [("LoRA", out), *((k, data[k]) for k in ("format", "iteration", "weights", "modules"))]
+    rows: list[tuple[str, Any]] = [("LoRA", entry["file"]) for entry in files]
+    rows += [(k, data[k]) for k in ("format", "iteration", "weights", "modules")]
     return Answer(facts(rows), data)
 
 

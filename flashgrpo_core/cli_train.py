@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 from .build import build_schedule, plan, preflight, with_embedded_files
 from .cli_common import Answer, facts, load_job, size_words
 from .config import Config
-from .config_io import build_config, identity_differences, sde_window
+from .config_io import build_config, identity_differences
 from .embedded import demo_tables
 from .errors import FlashGRPOError
 from .progress import Session, TerminalControl, result_words
 from .runs.checkpoint import list_checkpoints
 from .runs.folder import RunFolder, free_name
 from .runs.report import write_report
+from .schedule import Schedule
+from .windows import sde_windows
 
 if TYPE_CHECKING:
     from .distributed import World
@@ -111,21 +113,24 @@ def dry_run(config: Config) -> Answer:
     preflight(config)
     _require(full)
     files: dict[str, Any] = {}
-    for setting in ("transformer", "vae", "text_encoder"):
+    for setting in ("transformer", "transformer_low", "vae", "text_encoder"):
         path = getattr(full.model, setting)
+        if setting == "transformer_low" and not path:
+            continue
         found = describe(path)
-        if found["kind"] != setting:
+        if found["kind"] != setting.removesuffix("_low"):
             raise FlashGRPOError(
                 f"model.{setting} = {path!r} is {found['title']}: name a Wan "
                 f"{setting.replace('_', ' ')}"
             )
         files[setting] = {key: found[key] for key in ("path", "title", "dtype", "quantisation")}
     lora = lora_size(full, open_tensors(Path(files["transformer"]["path"])))
-    counts = plan(full, lora["parameters"])
+    counts = plan(full, lora["parameters"] * len(sde_windows(full)))
     free = free_space(run.path)
     enough = counts.disk_bytes <= free
     lack = "" if enough else ": not enough, choose another run.output or lower run.keep"
-    schedule, window = build_schedule(full), sde_window(full)
+    schedule, windows = build_schedule(full), sde_windows(full)
+    window = (min(w[0] for w in windows.values()), max(w[1] for w in windows.values()))
     done = max(list_checkpoints(run.checkpoints), default=0)
     data = {
         "run": run.path,
@@ -138,11 +143,12 @@ def dry_run(config: Config) -> Answer:
         "free_bytes": free,
         "shift": schedule.shift,
         "window": list(window),
+        **({"windows": windows} if full.model.transformer_low else {}),
         "sigmas": schedule.sigmas,
     }
     r = config.rollout
     prompts = counts.prompts
-    noise = ", ".join(f"{sigma:.4f}" for sigma in schedule.sigmas[window[0] : window[1]])
+    steps = [f"{_named(name)}{_steps(schedule, *w)}" for name, w in windows.items()]
     rows = [("run", f"{run.path} ({run.status()}{f', {done} iterations done' if done else ''})")]
     rows += [
         (kind, f"{entry['path']} ({entry['title']}, {entry['dtype']})")
@@ -151,7 +157,8 @@ def dry_run(config: Config) -> Answer:
     rows += [
         (
             "LoRA",
-            f"{lora['modules']} modules, {lora['parameters']:,} parameters, rank {config.model.lora_rank}",
+            f"{lora['modules']} modules, {lora['parameters']:,} parameters, rank {config.model.lora_rank}"
+            + (f", for each of {', '.join(windows)}" if full.model.transformer_low else ""),
         ),
         (
             "videos",
@@ -163,7 +170,7 @@ def dry_run(config: Config) -> Answer:
         ),
         (
             "SDE steps",
-            f"{window[0]} to {window[1] - 1} of {schedule.steps} (sigma {noise}), shift {schedule.shift:g}",
+            f"{'; '.join(steps)}, shift {schedule.shift:g}",
         ),
         (
             "iteration",
@@ -188,6 +195,15 @@ def free_space(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def _named(expert: str) -> str:
+    return f"{expert} " if expert else ""
+
+
+def _steps(schedule: Schedule, first: int, end: int) -> str:
+    noise = ", ".join(f"{sigma:.4f}" for sigma in schedule.sigmas[first:end])
+    return f"{first} to {end - 1} of {schedule.steps} (sigma {noise})"
 
 
 def _require(config: Config) -> None:

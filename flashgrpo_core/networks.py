@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .policy import WanPolicy, policy_weights
 from .seeds import derive_seed
 from .wan.detect import WanSpec, detect_transformer
 from .wan.lora import merge_lora, read_lora
-from .wan.lora_origin import check_origin, expert_hint
+from .wan.lora_origin import check_origin, expert_hint, expert_of
 from .wan.transformer import load_transformer
 from .wan.vae import load_vae
 from .windows import expert_boundary, trained_experts
@@ -225,6 +226,19 @@ def check_loras(config: Config, spec: WanSpec) -> None:
     for path, expert in ((model.continue_from, high), (model.continue_from_low, LOW)):
         if path:
             check_origin(path, spec, expert)
+
+
+def merge_file(networks: Networks, path: str | Path, strength: float) -> None:
+    """Add a LoRA file to the base weights: to the expert that it is for, or to all.
+
+    Raises:
+        FlashGRPOError: it was made for another family, or does not fit.
+    """
+    check_origin(path, networks.spec)
+    pairs, expert = read_lora(path), expert_of(path)
+    for name, policy in networks.policy.experts.items():
+        if not name or expert in ("", name):
+            merge_lora(policy.transformer, pairs, strength)
 
 
 def continue_policy(policy: Policy, config: Config) -> None:

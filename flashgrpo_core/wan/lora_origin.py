@@ -27,6 +27,11 @@ def expert_hint(path: str | Path) -> str:
     return f"{found.pop()}_noise" if len(found) == 1 else ""
 
 
+def expert_of(path: str | Path) -> str:
+    """The expert that a LoRA file is for, by its header or else its name; empty when unknown."""
+    return open_tensors(path).metadata.get("flashgrpo.expert", "") or expert_hint(path)
+
+
 def check_origin(path: str | Path, spec: WanSpec, expert: str = "") -> None:
     """Refuse a LoRA of another family or expert; files that say nothing pass.
 
