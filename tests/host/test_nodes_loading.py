@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from archive import REPO
-from harness import ComfyServer, run_in_comfy
+from harness import PACK_FOLDER, ComfyServer, run_in_comfy
 
 from flashgrpo_core.rewards import REWARDS
 
@@ -52,7 +52,11 @@ def test_every_node_is_listed(nodes: dict[str, Any], probe_server: ComfyServer) 
         assert nodes[name]["display_name"] == title
     assert all(info["category"].startswith("Flash-GRPO") for info in nodes.values())
     log = probe_server.log()
-    assert "IMPORT FAILED: /" not in log and "Error while calling comfy_entrypoint" not in log
+    assert "Error while calling comfy_entrypoint" not in log
+    folder = str(probe_server.custom_nodes / PACK_FOLDER)
+    about = [line for line in log.splitlines() if folder in line]
+    assert any(line.endswith(f"seconds: {folder}") for line in about)
+    assert [line for line in about if "IMPORT FAILED" in line or "Warning:" in line] == []
 
 
 def test_every_input_explains_itself(nodes: dict[str, Any]) -> None:
