@@ -39,7 +39,9 @@ def main() -> int:
                 "seconds": round(outcome.seconds),
             }
         )
-        print(f"transformers{version}: {outcome.problems or 'fine'}, {outcome.versions}", flush=True)
+        print(
+            f"transformers{version}: {outcome.problems or 'fine'}, {outcome.versions}", flush=True
+        )
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 1 if any(row["problems"] for row in rows) else 0
 
