@@ -10,6 +10,8 @@ from .groups import IsoTemporalGroups
 from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
 from .reward_compose import COMPOSE_NODES
+from .reward_models import REWARD_MODEL_NODES
+from .reward_served import SERVED_NODES
 from .rewards import REWARD_NODES
 from .rollout import RolloutNode
 from .runs import LoadRun, SaveLora
@@ -31,6 +33,8 @@ class FlashGRPOExtension(ComfyExtension):
             PromptsNode,
             EncodePrompt,
             *REWARD_NODES,
+            *REWARD_MODEL_NODES,
+            *SERVED_NODES,
             *COMPOSE_NODES,
             Train,
             TrainAdvanced,

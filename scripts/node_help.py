@@ -403,6 +403,56 @@ HELP: dict[str, Help] = {
         "**Diversity**: the videos of a prompt should differ from each other: in colours, in what is where and when, in movement and detail. Against a policy that makes the same video for every seed. It compares only the videos of one group.",
         "Use a small weight, 0.1 to 0.3, and a Gate on Technical Quality: broken videos are the easiest way to be different.",
     ),
+    "FlashGRPORewardServed": Help(
+        "Takes the scores of a **reward server**: a program of this pack that runs any reward in its own environment, on another card or on another machine. Use it for reward models whose packages do not go together with ComfyUI's, and to keep this card free.\n\n"
+        "Servers are listed in the file `flashgrpo_servers.json` in ComfyUI's user folder (`user/flashgrpo_servers.json`, not in `user/default`, which the browser may write to). The workflow holds only the name: addresses and tokens stay on your computer, and nobody's workflow decides where your videos are sent. `docs/reward_server.md` in the pack's repository shows the file and how a server is started.\n\n"
+        "The registry's version of the pack has no network code: install the pack with git clone to use this node.",
+        _REWARD,
+        (
+            "Several addresses behind one name share the work; when one dies, the others go on.",
+            "A video that no server could score is left out of its group, never scored 0. A run stops when more than a tenth of its videos are lost.",
+            *_CHAIN,
+        ),
+        (
+            (
+                "no server is listed",
+                "Write the servers file that the message names, press R and choose the server.",
+            ),
+            (
+                "this version of the pack has no network code",
+                "The registry's version leaves it out. Remove it and install the pack with git clone.",
+            ),
+            (
+                "... of ... videos have no score",
+                "The server was down or its reward failed; the log has the reason. Start it and queue again: the run goes on from its checkpoint.",
+            ),
+        ),
+    ),
+    "FlashGRPORewardJudge": Help(
+        "Shows frames of each video to a **vision language model** and takes its marks. The model runs on a server of yours that speaks OpenAI's chat completions (vLLM, llama.cpp, SGLang and others); it is listed in `flashgrpo_servers.json` with its kind, address and the model's name, see *Reward: Served*.\n\n"
+        "The model is asked without sampling, so equal videos get equal marks. An answer without a readable mark is a failed score, never a bad one.",
+        _REWARD,
+        (
+            "`yes_no` with a sharp question is often the best teacher: its probability is finer than marks from 1 to 5.",
+            "A judge sees single frames. Put a motion reward beside it.",
+            "Your own question needs the text {prompt} where the prompt belongs; the form of the answer is added.",
+            *_CHAIN,
+        ),
+        (
+            (
+                "question ... must be a text with {prompt}",
+                "Write {prompt} into the question at the place of the prompt.",
+            ),
+            (
+                "needs the model's name",
+                'Add "model" to the server in flashgrpo_servers.json, as the server itself calls it.',
+            ),
+            (
+                "no server is listed",
+                'Write the servers file that the message names; judges have "kind": "judge".',
+            ),
+        ),
+    ),
     "FlashGRPORewardInstalled": Help(
         "A reward of **your own**: a Python class in a package that you have installed into ComfyUI's Python. `docs/rewards.md` in the pack's folder shows a complete one in 20 lines.\n\n"
         "A workflow can only name a reward, it never brings code. A name that is not installed here is an error.",

@@ -13,6 +13,71 @@ RANGE = ("범위 {0}~{1}.", "范围 {0} 至 {1}。")
 PRESET_VALUE = ("{0} = 프리셋의 값.", "{0} = 使用预设的值。")
 
 TEXTS: dict[str, tuple[str, str]] = {
+    # served rewards
+    "Reward: Served": (
+        "보상: 서버",
+        "奖励：服务器",
+    ),
+    "Reward: Judge": (
+        "보상: 심판",
+        "奖励：评审",
+    ),
+    "Asks a reward server for the scores: any reward, in its own environment or on another machine. A video that cannot be scored is left out of its group.": (
+        "보상 서버에 점수를 묻습니다. 어떤 보상이든 자체 환경이나 다른 컴퓨터에서 실행할 수 있습니다. 점수를 받지 못한 비디오는 그룹에서 제외됩니다.",
+        "向奖励服务器请求分数：任何奖励都可在独立环境或另一台机器上运行。无法评分的视频会从组中剔除。",
+    ),
+    "Shows frames of each video to a vision language model on a server of yours and takes its marks. Can be cheated by text in the picture that flatters the judge.": (
+        "각 비디오의 프레임을 사용자의 서버에 있는 비전 언어 모델에 보여 주고 점수를 받습니다. 화면 속에서 심판을 칭찬하는 글자로 속일 수 있습니다.",
+        "把每个视频的帧交给您服务器上的视觉语言模型打分。画面中讨好评审的文字可能骗取高分。",
+    ),
+    "Name of the server in the file flashgrpo_servers.json in ComfyUI's user folder; after a change of the file press R.": (
+        "ComfyUI 사용자 폴더의 flashgrpo_servers.json 파일에 있는 서버 이름. 파일을 바꾼 뒤에는 R을 누르십시오.",
+        "ComfyUI 用户文件夹中 flashgrpo_servers.json 文件里的服务器名称；修改文件后请按 R。",
+    ),
+    "Which reward of the server; empty when it serves only one.": (
+        "서버의 어떤 보상인지. 하나만 제공하면 비워 둡니다.",
+        "使用服务器的哪个奖励；若只提供一个则留空。",
+    ),
+    "How videos are sent: safetensors is exact, mp4 about a fiftieth of the size for slow networks.": (
+        "비디오를 보내는 방식. safetensors는 정확하고, mp4는 느린 네트워크를 위한 약 50분의 1 크기입니다.",
+        "视频的发送方式：safetensors 精确无损，mp4 约为五十分之一大小，适合慢速网络。",
+    ),
+    "Seconds without an answer after which a request has failed, 1 to 86400. It is tried again a few times; then the video has no score and is left out.": (
+        "응답이 없을 때 요청을 실패로 보는 시간(초), 1~86400. 몇 번 다시 시도한 뒤 그 비디오는 점수 없이 제외됩니다.",
+        "请求在多少秒无应答后视为失败，1 至 86400。会重试几次，之后该视频没有分数并被剔除。",
+    ),
+    "points = one mark from 1 to 5; unified = the mean of alignment, physics and style, 1 to 5; yes_no = the probability of yes, 0 to 1.": (
+        "points = 1에서 5까지의 점수 하나. unified = 일치, 물리, 스타일의 평균, 1~5. yes_no = '예'의 확률, 0~1.",
+        "points = 一个 1 到 5 的分数；unified = 一致性、物理与风格的平均值，1 到 5；yes_no = 回答“是”的概率，0 到 1。",
+    ),
+    "What to judge, in your words, with {prompt} where the prompt belongs; empty = the rubric's own question.": (
+        "무엇을 평가할지 직접 씁니다. 프롬프트가 들어갈 자리에 {prompt}를 넣으십시오. 비우면 기준표의 질문을 씁니다.",
+        "用您自己的话写明评判什么，在提示词的位置写 {prompt}；留空则使用评分标准自带的问题。",
+    ),
+    "Frames that the judge sees, evenly spaced, 1 to 64.": (
+        "심판이 보는 프레임 수, 고른 간격, 1~64.",
+        "评审看到的帧数，均匀选取，1 至 64。",
+    ),
+    "server": (
+        "서버",
+        "服务器",
+    ),
+    "encoding": (
+        "인코딩",
+        "编码方式",
+    ),
+    "timeout": (
+        "제한 시간",
+        "超时",
+    ),
+    "rubric": (
+        "평가 기준",
+        "评分标准",
+    ),
+    "question": (
+        "질문",
+        "问题",
+    ),
     # names of nodes
     "Compare": ("비교", "对比"),
     "Encode Prompt": ("프롬프트 인코딩", "编码提示词"),

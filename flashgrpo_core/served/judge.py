@@ -30,35 +30,43 @@ class Rubric:
     """What the judge is asked, and how its answer is read.
 
     Attributes:
-        text: the question; `{prompt}` and `{frames}` are filled in.
+        question: what to judge; `{prompt}` and `{frames}` are filled in.
+        answer: in which form.
         pattern: regular expression with the group `value`, and with `part` where the answer holds
             several marks; empty: the probability of "yes" against "no" is the score.
         parts: marks that must be there; the score is their mean.
     """
 
-    text: str
+    question: str
+    answer: str
     pattern: str
     parts: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The whole question."""
+        return f"{self.question}\n{self.answer}".strip()
 
 
 RUBRICS: dict[str, Rubric] = {
     "points": Rubric(
         _FRAMES + "Rate it from 1 (bad) to 5 (excellent): how well it shows what the text says, "
-        "how clean and sharp the frames are, and whether things move as they would in reality. "
+        "how clean and sharp the frames are, and whether things move as they would in reality.",
         "Close with one line that says only:\nFinal Score: <number>",
         rf"final\s+score\W*{_NUMBER}",
     ),
     "unified": Rubric(
         _FRAMES + "Give three marks from 1 (bad) to 5 (excellent): alignment (does it show what "
         "the text says), physics (do things move and stay as in reality), style (is it pleasing "
-        "and free of faults). Answer with exactly three lines:\nAlignment Score (1-5): <number>\n"
+        "and free of faults).",
+        "Answer with exactly three lines:\nAlignment Score (1-5): <number>\n"
         "Physics Score (1-5): <number>\nStyle Score (1-5): <number>",
-        rf"(?P<part>alignment|physics|style)\s+score\s*(?:\(1-5\))?\W*{_NUMBER}",
+        rf"(?P<part>alignment|physics|style)\s+score\s*(?:\(1-5\))?[\s:*]*{_NUMBER}",
         ("alignment", "physics", "style"),
     ),
     "yes_no": Rubric(
-        _FRAMES + "Does the video show what the text says, without faults? Answer with one word, "
-        "Yes or No.",
+        _FRAMES + "Does the video show what the text says, without faults?",
+        "Answer with one word, Yes or No.",
         "",
     ),
 }
@@ -76,8 +84,10 @@ class JudgeReward:
         url: address up to `/v1`, instead of `server`.
         token_file: file with the key for `url`.
         model: name of the model there; empty takes the one of the servers file.
-        rubric: `points`, `unified`, `yes_no`, or the text of an own question with `{prompt}`.
-        pattern: for an own question, the regular expression that finds the marks (see `Rubric`);
+        rubric: `points`, `unified`, `yes_no`, or an own text with `{prompt}` and the form of the
+            answer in it.
+        question: replaces the question of a named rubric, not the form of its answer.
+        pattern: for an own text, the regular expression that finds the marks (see `Rubric`);
             empty: the answer is yes or no, and its probability the score.
         low: lowest mark; anything outside is a failed score.
         high: highest mark.
@@ -108,6 +118,7 @@ class JudgeReward:
         token_file: str = "",
         model: str = "",
         rubric: str = "points",
+        question: str = "",
         pattern: str = "",
         low: float = 1.0,
         high: float = 5.0,
@@ -123,7 +134,7 @@ class JudgeReward:
             raise FlashGRPOError(
                 "reward 'judge' needs the model's name: set model here or in the servers file"
             )
-        self.rubric = _rubric(rubric, pattern)
+        self.rubric = _rubric(rubric, question, pattern)
         self.low = number(self.name, "low", low, -1e6, 1e6)
         self.high = number(self.name, "high", high, -1e6, 1e6)
         if self.low >= self.high:
@@ -191,19 +202,23 @@ class JudgeReward:
         return {**marks, "": math.fsum(marks.values()) / len(marks)}
 
 
-def _rubric(rubric: Any, pattern: Any) -> Rubric:
-    """A rubric by name, or an own one.
+def _rubric(rubric: Any, question: Any, pattern: Any) -> Rubric:
+    """A rubric by name, with its own or another question, or an own text.
 
     Raises:
-        FlashGRPOError: an own question without `{prompt}`, or a pattern that cannot be used.
+        FlashGRPOError: a text without `{prompt}`, or a pattern that cannot be used.
     """
-    if rubric in RUBRICS:
-        return replace(RUBRICS[rubric], pattern=pattern) if pattern else RUBRICS[rubric]
-    if not isinstance(rubric, str) or "{prompt}" not in rubric:
-        raise FlashGRPOError(
-            f"reward 'judge': rubric = {str(rubric)[:80]!r} must be {', '.join(RUBRICS)}, or a "
-            "question with {prompt} in it"
-        )
+    named = isinstance(rubric, str) and rubric in RUBRICS
+    for name, text in (("question", question), ("rubric", "{prompt}" if named else rubric)):
+        if not isinstance(text, str) or (text.strip() and "{prompt}" not in text):
+            raise FlashGRPOError(
+                f"reward 'judge': {name} = {str(text)[:80]!r} must be a text with {{prompt}} in it, "
+                f"where the prompt is put{'; or ' + ', '.join(RUBRICS) if name == 'rubric' else ''}"
+            )
+    if named:
+        chosen = RUBRICS[rubric]
+        chosen = replace(chosen, question=question) if question.strip() else chosen
+        return replace(chosen, pattern=pattern) if pattern else chosen
     try:
         groups = re.compile(pattern).groupindex if pattern else {"value": 1}
     except (re.error, TypeError) as exc:
@@ -214,7 +229,7 @@ def _rubric(rubric: Any, pattern: Any) -> Rubric:
         raise FlashGRPOError(
             f"reward 'judge': pattern = {pattern!r} needs the group (?P<value>...) around the mark"
         )
-    return Rubric(rubric, pattern)
+    return Rubric(rubric, "", pattern)
 
 
 def _yes(tokens: Any) -> float:
