@@ -8,13 +8,17 @@ different steps: an update that sees a single noise level collapses.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 
 from .errors import FlashGRPOError
+from .files import sha256_file
 from .schedule import as_windows
 from .seeds import derive_seed, generator
 
@@ -52,9 +56,23 @@ class PromptGroup:
 
 
 def prompt_key(prompt: str, start_image: str | None = None) -> str:
-    """SHA-256 (hex) that identifies a prompt with its start image."""
-    text = prompt if start_image is None else f"{prompt}\0{start_image}"
+    """SHA-256 (hex) that identifies a prompt with its start image, by what is in the image."""
+    text = prompt if start_image is None else f"{prompt}\0{_content(start_image)}"
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _content(path: str) -> str:
+    """Hash of a file, the path itself when there is no such file (its reader will say so)."""
+    try:
+        stat = os.stat(path)
+        return _hash_of(path, stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        return path
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: str, mtime: int, size: int) -> str:
+    return sha256_file(Path(path))
 
 
 def choose_prompts(count: int, total: int, iteration: int, run_seed: int) -> list[int]:

@@ -153,6 +153,8 @@ def _is_a(value: Any, kind: str, classes: Mapping[str, type]) -> bool:
         )
     if kind == "VIDEO":
         return hasattr(value, "get_components")
+    if kind == "IMAGE":
+        return isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[-1] in (3, 4)
     if kind == "CLIP":
         return all(hasattr(value, name) for name in ("tokenize", "encode_from_tokens_scheduled"))
     raise AssertionError(f"no check for inputs of type {kind}")

@@ -17,21 +17,23 @@ from ..flashgrpo_core.build import (
     build_schedule,
     latent_layout,
     rollout_settings,
+    start_images,
 )
+from ..flashgrpo_core.conditioning import find_image
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.groups import prompt_key
 from ..flashgrpo_core.policy import policy_weights
 from ..flashgrpo_core.prompts import Prompt
 from ..flashgrpo_core.rewards.mix import RewardMix
-from ..flashgrpo_core.rollout import sample_ode
+from ..flashgrpo_core.rollout import OdeJob, sample_all_ode
 from ..flashgrpo_core.scoring import score_latents
 from ..flashgrpo_core.seeds import derive_seed
 from ..flashgrpo_core.video import side_by_side, write_mp4
 from ..flashgrpo_core.wan.lora import read_lora
 from . import host, pool
-from .embeddings import Embeddings, embed
-from .lora_files import newest_lora_file
+from .embeddings import Embeddings, cache_folder, embed
+from .lora_files import newest_lora_files
 from .progress import HostControl
 from .settings import files_of, load_policy, merge, run_config, run_folder
 from .values import (
@@ -134,12 +136,12 @@ class Compare(host.ComfyNode):
         split = build_prompts(config)
         shown = [*split.test, *split.validation, *split.train][:prompt_count]
         control = pool.control()
-        guided = config.rollout.guidance != 1.0
+        guided = rollout_settings(config).guided
         texts = {p.text for p in shown} | ({prompts.negative} if guided else set())
         context = embed(prompts, policy.files, texts, control)
         networks = pool.policy_networks(policy, config.run.seed, **pool.options(config))
         if isinstance(trained, Run):
-            networks.policy.load(_lora_weights(networks, name))
+            _load_loras(networks, name)
         sampled = _Comparison(config, networks, context, control, shown, seeds_per_prompt, seed)
         path = _free_file(name)
         write_mp4(path, sampled.video(build_eval_reward(config)), config.rollout.fps)
@@ -154,11 +156,13 @@ def _policy_of(name: str) -> Policy:
     return load_policy(files_of(folder.config()), name)
 
 
-def _lora_weights(networks: Networks, name: str) -> dict[str, torch.Tensor]:
-    path = newest_lora_file(run_folder(name))
-    if path is None:
+def _load_loras(networks: Networks, name: str) -> None:
+    files = newest_lora_files(run_folder(name))
+    if not files:
         raise FlashGRPOError(f"run {name!r} has exported no LoRA yet: let it train further")
-    return policy_weights(networks.policy, read_lora(path))
+    for expert, path in files.items():
+        policy = networks.policy.experts[expert]
+        policy.load(policy_weights(policy, read_lora(path)))
 
 
 def _reward_tables(reward: Reward | None, stored: Config | None) -> Tables:
@@ -186,27 +190,23 @@ class _Comparison:
         self._shown = shown
         schedule = build_schedule(config)
         settings = rollout_settings(config, *latent_layout(networks))
-        guided = config.rollout.guidance != 1.0
-        negative = context[config.prompts.negative] if guided else None
-        control.bring(networks.policy.transformer)
+        negative = context[config.prompts.negative] if settings.guided else None
+        images = start_images(config, networks, shown, cache_folder(), control)
         control.phase("rollout", 2 * len(shown) * seeds)
 
         def sample() -> list[torch.Tensor]:
-            return [
-                sample_ode(
-                    networks.policy,
+            jobs = [
+                OdeJob(
                     [
                         derive_seed(first_seed, prompt_key(p.text), i, "compare")
                         for i in range(seeds)
                     ],
-                    schedule,
-                    settings,
                     context[p.text],
-                    negative,
-                    control,
+                    find_image(images, p.image),
                 )
                 for p in shown
             ]
+            return sample_all_ode(networks.policy, jobs, schedule, settings, negative, control)
 
         with networks.policy.reference():
             before = sample()

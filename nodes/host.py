@@ -15,6 +15,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from comfy_api.latest import io
 from comfy_execution.graph_utils import ExecutionBlocker
+from PIL import Image
 
 from ..flashgrpo_core.errors import Cancelled, FlashGRPOError
-from ..flashgrpo_core.files import resolve_inside, sha256_file
+from ..flashgrpo_core.files import resolve_inside, sha256_file, write_bytes_atomic
 from .checks import check_inputs, check_list_inputs, copy_new
 from .values import CLASSES
 
@@ -347,6 +349,24 @@ def inside_output(path: Path) -> Path:
         FlashGRPOError: a link leads out of it.
     """
     return resolve_inside(output_folder(), path.relative_to(output_folder()).as_posix())
+
+
+def keep_image(image: torch.Tensor) -> str:
+    """Path of a PNG of an image `[H, W, 3]` in 0..1, named by its content; written once.
+
+    Raises:
+        FlashGRPOError: it cannot be written.
+    """
+    pixels = image[..., :3].detach().cpu().float().clamp(0, 1).mul(255).round().to(torch.uint8)
+    digest = hashlib.sha256(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes())
+    folder = output_folder() / "flashgrpo" / "prompts"
+    path = inside_output(folder / f"{digest.hexdigest()[:32]}.png")
+    if not path.is_file():
+        data = BytesIO()
+        Image.fromarray(pixels.numpy()).save(data, "PNG")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(path, data.getvalue())
+    return str(path)
 
 
 def temp_folder(*parts: str) -> Path:

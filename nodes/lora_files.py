@@ -8,17 +8,18 @@ from pathlib import Path
 
 import torch
 
-from ..flashgrpo_core.build import with_embedded_files
 from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.experts import expert_names, expert_weights
 from ..flashgrpo_core.export import write_lora
-from ..flashgrpo_core.files import open_tensors, save_tensors
+from ..flashgrpo_core.files import save_tensors
+from ..flashgrpo_core.networks import model_spec
 from ..flashgrpo_core.policy import adapter_pairs
 from ..flashgrpo_core.runs.checkpoint import load_checkpoint, newest_checkpoint
 from ..flashgrpo_core.runs.events import read_events
 from ..flashgrpo_core.runs.folder import RunFolder
-from ..flashgrpo_core.wan.detect import detect_transformer
 from ..flashgrpo_core.wan.lora import export_lora, export_metadata, read_lora
+from ..flashgrpo_core.windows import trained_experts
 from .settings import run_folder
 from .training import lora_tensors
 from .values import LoraTensors, Policy
@@ -35,14 +36,17 @@ class _Adapter:
     dtype: str
 
 
-def write_policy_lora(path: Path, policy: Policy, fmt: str, weights: str) -> None:
-    """Write the LoRA of a policy with its full header.
+def write_policy_loras(path: Path, policy: Policy, fmt: str, weights: str) -> dict[str, Path]:
+    """Write the LoRA of a policy, or those of its two experts, with their full header.
 
     Args:
-        path: target.
+        path: target; with two experts their names are added.
         policy: the policy, after at least one step.
         fmt: key format.
         weights: `live` or `ema`.
+
+    Returns:
+        Expert -> file; the name of a model's only network is empty.
 
     Raises:
         FlashGRPOError: the policy is untrained.
@@ -55,9 +59,15 @@ def write_policy_lora(path: Path, policy: Policy, fmt: str, weights: str) -> Non
         )
     folder = run_folder(policy.run)
     config = folder.config() if folder.exists() else build_config({"model": policy.files.table()})
-    spec = detect_transformer(open_tensors(with_embedded_files(config).model.transformer))
+    spec = model_spec(config)
     adapter = _Adapter(policy.files.rank, policy.files.alpha, policy.files.dtype)
-    write_lora(path, adapter, tensors, config, policy.iteration, spec, fmt)
+    written = {}
+    for expert in expert_names(tensors):
+        target = path.with_stem(f"{path.stem}_{expert}") if expert else path
+        own = expert_weights(tensors, expert)
+        write_lora(target, adapter, own, config, policy.iteration, spec, fmt, expert)
+        written[expert] = target
+    return written
 
 
 def write_lora_model(path: Path, lora: Mapping[str, torch.Tensor], fmt: str) -> None:
@@ -92,28 +102,40 @@ def write_lora_model(path: Path, lora: Mapping[str, torch.Tensor], fmt: str) -> 
     save_tensors(path, export_lora(pairs, alpha, fmt), export_metadata(pairs, alpha, fmt))
 
 
-def newest_lora(folder: RunFolder) -> LoraTensors | None:
-    """The best LoRA of a run: the final one, else the last exported, else its newest weights."""
-    path = newest_lora_file(folder)
-    if path is not None:
-        return lora_tensors(path)
+def newest_loras(folder: RunFolder) -> dict[str, LoraTensors]:
+    """The best LoRA of a run by expert: the final one, else the last exported, else its newest.
+
+    The name of a model's only network is empty. Nothing before the first checkpoint.
+    """
+    files = newest_lora_files(folder)
+    if files:
+        return {expert: lora_tensors(path) for expert, path in files.items()}
     newest = newest_checkpoint(folder.checkpoints)
     if newest is None:
-        return None
+        return {}
     tensors, _ = load_checkpoint(newest)
-    alpha = folder.config().model.lora_alpha
-    return LoraTensors(export_lora(adapter_pairs(tensors["adapter"]), alpha))
+    adapter, alpha = tensors["adapter"], folder.config().model.lora_alpha
+    return {
+        expert: LoraTensors(export_lora(adapter_pairs(expert_weights(adapter, expert)), alpha))
+        for expert in expert_names(adapter)
+    }
 
 
-def newest_lora_file(folder: RunFolder) -> Path | None:
-    """The exported LoRA that says most about a run, or None."""
-    names: list[str] = []
+def newest_lora_files(folder: RunFolder) -> dict[str, Path]:
+    """The exported LoRAs that say most about a run, by expert; empty before the first."""
+    exports: list[dict[str, str]] = []
+    experts = trained_experts(folder.config())
     for event in read_events(folder.events):
         if event.get("event") == "lora":
-            names.append(event["file"])
+            expert = event.get("expert", "")
+            if expert == experts[0]:
+                exports.append({})
+            if exports:
+                exports[-1][expert] = event["file"]
         elif event.get("event") == "run_finished" and event.get("lora"):
-            names.append(event["lora"][0])
-    for name in reversed(names):
-        if (folder.lora / Path(name).name).is_file():
-            return folder.lora / Path(name).name
-    return None
+            exports.append(dict(zip(experts, event["lora"], strict=False)))
+    for export in reversed(exports):
+        found = {expert: folder.lora / Path(name).name for expert, name in export.items()}
+        if len(found) == len(experts) and all(path.is_file() for path in found.values()):
+            return found
+    return {}

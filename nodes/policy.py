@@ -81,6 +81,23 @@ class LoadPolicy(host.ComfyNode):
                     tooltip="LoRAs that stay on during training and belong to the base (a speed "
                     "LoRA, a style). Use them when sampling, too.",
                 ),
+                setting("model", "train_experts", optional=True),
+                advanced(setting("model", "boundary", step=0.005, optional=True)),
+                io.Combo.Input(
+                    "continue_from_low",
+                    options=[host.NONE_CHOICE, *host.model_choices("loras")],
+                    default=host.NONE_CHOICE,
+                    optional=True,
+                    tooltip="Like continue_from, for the low-noise expert of Wan 2.2 14B.",
+                ),
+                io.Combo.Input(
+                    "clip_vision",
+                    options=[host.NONE_CHOICE, *host.model_choices("clip_vision")],
+                    default=host.NONE_CHOICE,
+                    optional=True,
+                    tooltip="CLIP vision model (clip_vision_h.safetensors from models/clip_vision); "
+                    "Wan 2.1 image-to-video needs it, no other Wan does.",
+                ),
             ],
             outputs=[PolicyType.Output(display_name="policy")],
         )
@@ -108,13 +125,12 @@ class LoadPolicy(host.ComfyNode):
         lora_targets: str,
         continue_from: str,
         frozen_loras: FrozenLoras | None = None,
+        train_experts: str = "both",
+        boundary: float = 0.0,
+        continue_from_low: str = host.NONE_CHOICE,
+        clip_vision: str = host.NONE_CHOICE,
     ) -> io.NodeOutput:
         """Look the run up; nothing is loaded."""
-        if low_noise_model != host.NONE_CHOICE:
-            raise FlashGRPOError(
-                "training both experts of Wan 2.2 14B is not possible in this version: set "
-                "low_noise_model to none and use a model with one transformer"
-            )
         tiny = diffusion_model == host.TINY_CHOICE
         if tiny != (vae == host.TINY_CHOICE):
             raise FlashGRPOError(
@@ -135,12 +151,20 @@ class LoadPolicy(host.ComfyNode):
             rank=lora_rank,
             alpha=lora_alpha,
             targets=targets,
-            continue_from=""
-            if continue_from == host.NONE_CHOICE
-            else host.model_path("loras", continue_from),
+            continue_from=_chosen("loras", continue_from),
             frozen=frozen_loras or FrozenLoras(()),
+            transformer_low=_chosen("diffusion_models", low_noise_model),
+            train_experts=train_experts,
+            boundary=boundary,
+            continue_from_low=_chosen("loras", continue_from_low),
+            clip_vision=_chosen("clip_vision", clip_vision),
         )
         return io.NodeOutput(load_policy(files, run_name))
+
+
+def _chosen(kind: str, name: str) -> str:
+    """Path of a listed file, empty for none."""
+    return "" if name == host.NONE_CHOICE else host.model_path(kind, name)
 
 
 class FrozenLora(host.ComfyNode):
@@ -172,19 +196,32 @@ class FrozenLora(host.ComfyNode):
                 FrozenLorasType.Input(
                     "previous", optional=True, tooltip="Further frozen LoRAs, applied before."
                 ),
+                io.Combo.Input(
+                    "expert",
+                    options=["both", "high_noise", "low_noise"],
+                    default="both",
+                    optional=True,
+                    tooltip="With two experts (Wan 2.2 14B), which one it goes on; both for every "
+                    "other model.",
+                ),
             ],
             outputs=[FrozenLorasType.Output(display_name="frozen_loras")],
         )
 
     @classmethod
     def execute(
-        cls, lora: str, strength: float, previous: FrozenLoras | None = None
+        cls,
+        lora: str,
+        strength: float,
+        previous: FrozenLoras | None = None,
+        expert: str = "both",
     ) -> io.NodeOutput:
         """Add the LoRA to the chain."""
         before = previous.loras if previous else ()
         if strength == 0:
             return io.NodeOutput(FrozenLoras(before))
-        return io.NodeOutput(FrozenLoras((*before, (host.model_path("loras", lora), strength))))
+        own = (host.model_path("loras", lora), strength, "" if expert == "both" else expert)
+        return io.NodeOutput(FrozenLoras((*before, own)))
 
 
 class VideoSettingsNode(host.ComfyNode):
@@ -220,6 +257,7 @@ class VideoSettingsNode(host.ComfyNode):
                 over("guidance", step=0.1),
                 advanced(over("micro_batch")),
                 advanced(over("decode_batch")),
+                setting("rollout", "guidance_low", auto=0, step=0.1, optional=True),
             ],
             outputs=[VideoSettingsType.Output(display_name="video_settings")],
         )

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
 from ..flashgrpo_core import embedded
@@ -81,6 +82,13 @@ class PromptsNode(host.ComfyNode):
                     tooltip="CLIP from CLIPLoader (type wan); used when text_encoder says so.",
                 ),
                 advanced(setting("model", "text_tokens")),
+                io.Image.Input(
+                    "start_image",
+                    optional=True,
+                    tooltip="First frame of the videos, for image-to-video models: one image for all "
+                    "prompts, or a batch with one for each prompt in order. Prompts that name an "
+                    "image in their .jsonl file keep it.",
+                ),
             ],
             outputs=[PromptsType.Output(display_name="prompts")],
             hidden=[io.Hidden.unique_id],
@@ -104,9 +112,12 @@ class PromptsNode(host.ComfyNode):
         text_encoder: str,
         text_tokens: int,
         clip: Any = None,
+        start_image: torch.Tensor | None = None,
     ) -> io.NodeOutput:
         """Read the prompts; a connected CLIP encodes them."""
         train, validation, test = _read(source, text)
+        if start_image is not None:
+            train, validation, test = _with_images(start_image, train, validation, test)
         prompts = Prompts(
             train,
             validation,
@@ -135,6 +146,29 @@ def _encoder(choice: str) -> str:
     if choice == FROM_CLIP:
         return ""
     return TINY if choice == host.TINY_CHOICE else host.model_path("text_encoders", choice)
+
+
+def _with_images(
+    images: torch.Tensor, train: Part, validation: Part | None, test: Part | None
+) -> tuple[Part, Part | None, Part | None]:
+    """Prompts with the connected start image, or each with its own of a batch."""
+    count = len(train) + len(validation or ()) + len(test or ())
+    if len(images) not in (1, count):
+        raise FlashGRPOError(
+            f"start_image holds {len(images)} images for {count} prompts: connect one image, or as "
+            "many as there are prompts"
+        )
+    paths = iter([host.keep_image(image) for image in images] * (count if len(images) == 1 else 1))
+
+    def own(part: Part) -> Part:
+        return tuple(Prompt(p.text, p.image or path) for p, path in zip(part, paths, strict=False))
+
+    # `zip` asks the prompts first, so no image is lost between the parts.
+    return (
+        own(train),
+        None if validation is None else own(validation),
+        None if test is None else own(test),
+    )
 
 
 def _read(source: str, text: str) -> tuple[Part, Part | None, Part | None]:

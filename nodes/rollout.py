@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 from comfy_api.latest import InputImpl, io, ui
 
-from ..flashgrpo_core.build import Networks, build_schedule, latent_layout, rollout_settings
+from ..flashgrpo_core.build import (
+    Networks,
+    build_schedule,
+    latent_layout,
+    rollout_settings,
+    start_images,
+)
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.prompts import Prompt
 from ..flashgrpo_core.rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares
 from ..flashgrpo_core.video import write_mp4
 from ..flashgrpo_core.wan.vae import decode_latents
 from . import host, pictures, pool
-from .embeddings import embed
+from .embeddings import cache_folder, embed
 from .pictures import to_image
 from .progress import HostControl
 from .settings import run_config
@@ -61,9 +68,8 @@ class RolloutNode(host.ComfyNode):
         sampler, networks = _sampler(policy, groups, config, control)
         picked, settings = groups.groups, sampler.settings
         shares = sample_shares(picked, settings.micro_batch)
-        control.bring(networks.policy.transformer)
         control.phase("rollout", sum(len(samples) for _, samples in shares), groups.iteration)
-        rollouts = tuple(sampler.sample(picked[g], samples) for g, samples in shares)
+        rollouts = tuple(sampler.sample_all(picked, shares))
         sampler.forget()
         control.bring(networks.vae)
         files, frames, captions = _decode(groups, rollouts, sampler, networks, config, control)
@@ -73,7 +79,7 @@ class RolloutNode(host.ComfyNode):
             groups,
             rollouts,
             tuple(files),
-            rollout_forwards(picked, sampler.schedule.steps, settings),
+            rollout_forwards(picked, sampler.schedule.steps, settings, sampler.stages),
         )
         videos = [InputImpl.VideoFromFile(str(file)) for file in files]
         return io.NodeOutput(value, videos, picture, ui=ui.PreviewImage(picture))
@@ -83,11 +89,12 @@ def _sampler(
     policy: Policy, groups: Groups, config: Config, control: HostControl
 ) -> tuple[RolloutSampler, Networks]:
     """The sampler of the groups' settings, with the policy's weights in place."""
-    guided = config.rollout.guidance != 1.0
+    guided = rollout_settings(config).guided
     texts = {group.prompt for group in groups.groups}
     texts |= {groups.prompts.negative} if guided else set()
     context = embed(groups.prompts, groups.files, texts, control)
     networks = pool.policy_networks(policy, config.run.seed, **pool.options(config))
+    prompts = [Prompt(group.prompt, group.start_image) for group in groups.groups]
     sampler = RolloutSampler(
         networks.policy,
         build_schedule(config),
@@ -95,6 +102,7 @@ def _sampler(
         context,
         context[groups.prompts.negative] if guided else None,
         control,
+        start_images(config, networks, prompts, cache_folder(), control),
     )
     return sampler, networks
 

@@ -10,13 +10,14 @@ import torch
 from comfy_api.latest import InputImpl, io, ui
 
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.experts import HIGH, LOW
 from ..flashgrpo_core.files import resolve_inside
 from ..flashgrpo_core.runs.events import read_events
 from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.wan.lora import LORA_FORMATS
 from . import host, pictures, pool
 from .checks import check_lora_name
-from .lora_files import newest_lora, write_lora_model, write_policy_lora
+from .lora_files import newest_loras, write_lora_model, write_policy_loras
 from .pictures import to_image
 from .settings import run_folder
 from .values import Policy, PolicyType, Run, RunType
@@ -67,7 +68,11 @@ class SaveLora(host.ComfyNode):
             outputs=[
                 io.String.Output(
                     display_name="lora_name", tooltip="The name as LoraLoader lists it."
-                )
+                ),
+                io.String.Output(
+                    display_name="lora_name_low_noise",
+                    tooltip="Likewise for the low-noise expert of a policy with two; else blocked.",
+                ),
             ],
         )
 
@@ -79,16 +84,25 @@ class SaveLora(host.ComfyNode):
         check_lora_name(name)
         # Written beside first: the target must appear complete, and only when its name is free.
         draft = host.temp_folder("loras") / f"{uuid.uuid4().hex}.safetensors"
+        written = {"": draft}
         if isinstance(lora, Policy):
-            write_policy_lora(draft, lora, key_format, weights)
+            written = write_policy_loras(draft, lora, key_format, weights)
         else:
             write_lora_model(draft, lora, key_format)
+        listed = {}
         try:
-            listed = host.publish_lora(draft, name)
+            for expert, path in written.items():
+                listed[expert] = host.publish_lora(path, f"{name}_{expert}" if expert else name)
         finally:
-            draft.unlink(missing_ok=True)
-            draft.with_suffix(".json").unlink(missing_ok=True)
-        return io.NodeOutput(listed, ui={"text": (listed,)})
+            for path in written.values():
+                path.unlink(missing_ok=True)
+                path.with_suffix(".json").unlink(missing_ok=True)
+        first = listed.get(HIGH) or listed.get("")
+        return io.NodeOutput(
+            first or host.blocked(),
+            listed.get(LOW) or host.blocked(),
+            ui={"text": tuple(listed.values())},
+        )
 
 
 class LoadRun(host.ComfyNode):
@@ -110,6 +124,10 @@ class LoadRun(host.ComfyNode):
                 io.LoraModel.Output(display_name="lora"),
                 io.Image.Output(display_name="curve"),
                 io.Video.Output(display_name="samples", is_output_list=True),
+                io.LoraModel.Output(
+                    display_name="lora_low_noise",
+                    tooltip="LoRA of the low-noise expert; blocked when there is none.",
+                ),
             ],
         )
 
@@ -132,11 +150,13 @@ class LoadRun(host.ComfyNode):
         picture = to_image(pictures.curve(events, f"{run_name}: {folder.status()}"))
         samples = [InputImpl.VideoFromFile(str(path)) for path in _newest_samples(folder)]
         iteration = max((e.get("iteration") or 0 for e in events), default=0)
+        loras = newest_loras(folder)
         return io.NodeOutput(
             Run(run_name, iteration),
-            newest_lora(folder) or host.blocked(),
+            loras.get(HIGH) or loras.get("") or host.blocked(),
             picture,
             samples or [host.blocked()],
+            loras.get(LOW) or host.blocked(),
             ui=ui.PreviewImage(picture),
         )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..flashgrpo_core.config import Config
@@ -45,12 +47,6 @@ def run_config(files: ModelFiles, prompts: Prompts, *layers: Tables) -> Config:
             "the tiny text encoder belongs to the tiny Wan: choose umt5_xxl_*.safetensors in the "
             "Prompts node, or connect a CLIP"
         )
-    images = [p for part in (prompts.train, prompts.validation, prompts.test) for p in part or ()]
-    if any(p.image for p in images):
-        raise FlashGRPOError(
-            "prompts with start images cannot be trained on in this version: leave `image` out of "
-            "the prompts file"
-        )
     encoder = "" if prompts.encoder == TINY else prompts.encoder
     model = {**files.table(), "text_encoder": encoder, "text_tokens": prompts.tokens}
     return build_config(
@@ -81,17 +77,27 @@ def prompt_table(prompts: Prompts) -> dict[str, Any]:
 
 
 def _prompts_file(prompts: Iterable[Prompt]) -> str:
-    lines = [
-        json.dumps({"prompt": p.text} | ({"image": p.image} if p.image else {}), ensure_ascii=False)
-        for p in prompts
-    ]
+    folder = host.output_folder() / "flashgrpo" / "prompts"
+    lines = []
+    for p in prompts:
+        record = {"prompt": p.text}
+        if p.image:
+            record["image"] = _beside(p.image, folder)
+        lines.append(json.dumps(record, ensure_ascii=False))
     text = "\n".join(lines) + "\n"
-    name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
-    path = host.output_folder() / "flashgrpo" / "prompts" / name
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(path, text)
     return str(path)
+
+
+def _beside(image: str, folder: Path) -> str:
+    """Path of an image relative to the prompts file, so that a moved ComfyUI is the same."""
+    try:
+        return Path(os.path.relpath(image, folder)).as_posix()
+    except ValueError:  # another drive
+        return image
 
 
 def window(first: int, end: int, steps: int) -> list[int]:
@@ -166,5 +172,15 @@ def files_of(config: Config) -> ModelFiles:
         model.lora_alpha,
         tuple(model.lora_targets),
         model.continue_from,
-        FrozenLoras(tuple((e["file"], float(e.get("strength", 1.0))) for e in model.frozen_loras)),
+        FrozenLoras(
+            tuple(
+                (e["file"], float(e.get("strength", 1.0)), e.get("expert", ""))
+                for e in model.frozen_loras
+            )
+        ),
+        model.transformer_low,
+        model.train_experts,
+        model.boundary,
+        model.continue_from_low,
+        model.clip_vision,
     )

@@ -7,11 +7,12 @@ from typing import Any
 from comfy_api.latest import io, ui
 
 from ..flashgrpo_core import embedded
+from ..flashgrpo_core.experts import HIGH, LOW
 from ..flashgrpo_core.runs.events import read_events
 from . import host, pictures, pool
 from .pictures import to_image
 from .settings import merge, run_config, run_folder, window
-from .training import lora_tensors, train_run
+from .training import expert_loras, train_run
 from .values import (
     Advanced,
     AdvancedType,
@@ -150,11 +151,12 @@ class Train(host.ComfyNode):
             result, lora = train_run(policy, prompts, config, run_on)
         finally:
             pool.clear()
+        loras = expert_loras(config, result)
         events = read_events(run_folder(policy.run).events)
         picture = to_image(pictures.curve(events, f"{policy.run}: {lora}"))
         return io.NodeOutput(
-            lora_tensors(result.loras[0]),
-            host.blocked(),
+            loras.get(HIGH) or loras.get("") or host.blocked(),
+            loras.get(LOW) or host.blocked(),
             Run(policy.run, result.iteration),
             picture,
             ui=ui.PreviewImage(picture),

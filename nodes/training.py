@@ -14,6 +14,7 @@ from ..flashgrpo_core.lookup import adopt_moved_files
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints
 from ..flashgrpo_core.runs.folder import RunFolder
 from ..flashgrpo_core.trainer import train
+from ..flashgrpo_core.windows import trained_experts
 from . import host, pool
 from .embeddings import embed
 from .progress import TrainControl, training
@@ -36,7 +37,7 @@ def train_run(
         run_on: whether it is trained here or by workers.
 
     Returns:
-        The result, and the name of its LoRA as LoraLoader lists it.
+        The result, and the name of its LoRA (or those of two experts) as LoraLoader lists it.
 
     Raises:
         FlashGRPOError: the run exists with other settings, or cannot be trained.
@@ -67,9 +68,9 @@ def train_run(
             training.pop(policy.run, None)
     if result.status != "finished":
         raise host.Interrupted()
-    name = control.publish(result.loras[0])
-    log.info("run %s is finished, its LoRA is listed as %s", policy.run, name)
-    return result, name
+    names = [control.publish(path) for path in result.loras]
+    log.info("run %s is finished, its LoRA is listed as %s", policy.run, ", ".join(names))
+    return result, ", ".join(names)
 
 
 def _prepare(folder: RunFolder, config: Config) -> None:
@@ -81,6 +82,12 @@ def _prepare(folder: RunFolder, config: Config) -> None:
             # Nothing has been trained yet: the settings may still change.
             folder.write_config(config)
     prepare_folder(folder, config, "auto")
+
+
+def expert_loras(config: Config, result: RunResult) -> dict[str, LoraTensors]:
+    """The exported LoRAs by expert; the name of a model's only network is empty."""
+    pairs = zip(trained_experts(config), result.loras, strict=True)
+    return {expert: lora_tensors(path) for expert, path in pairs}
 
 
 def lora_tensors(path: Path) -> LoraTensors:

@@ -33,9 +33,19 @@ class LoraTensors(dict[str, torch.Tensor]):
 
 @dataclass(frozen=True)
 class FrozenLoras:
-    """LoRAs that belong to the base: `(file, strength)` in the order they are applied."""
+    """LoRAs that belong to the base: `(file, strength, expert)` in the order they are applied.
 
-    loras: tuple[tuple[str, float], ...]
+    The expert is `high_noise`, `low_noise`, or empty for every model.
+    """
+
+    loras: tuple[tuple[str, float, str], ...]
+
+    def tables(self) -> list[dict[str, Any]]:
+        """As in `model.frozen_loras`."""
+        return [
+            {"file": file, "strength": strength} | ({"expert": expert} if expert else {})
+            for file, strength, expert in self.loras
+        ]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,11 @@ class ModelFiles:
         targets: LoRA targets.
         continue_from: path of a LoRA to continue from, or empty.
         frozen: frozen LoRAs.
+        transformer_low: path of the low-noise expert, or empty.
+        train_experts: `both`, `high_noise` or `low_noise`.
+        boundary: sigma at which the experts change; 0 is the family's.
+        continue_from_low: like `continue_from`, for the low-noise expert.
+        clip_vision: path of the CLIP vision file, or empty.
     """
 
     transformer: str
@@ -61,6 +76,11 @@ class ModelFiles:
     targets: tuple[str, ...]
     continue_from: str = ""
     frozen: FrozenLoras = FrozenLoras(())
+    transformer_low: str = ""
+    train_experts: str = "both"
+    boundary: float = 0.0
+    continue_from_low: str = ""
+    clip_vision: str = ""
 
     @property
     def tiny(self) -> bool:
@@ -77,7 +97,12 @@ class ModelFiles:
             "lora_alpha": self.alpha,
             "lora_targets": list(self.targets),
             "continue_from": self.continue_from,
-            "frozen_loras": [{"file": f, "strength": s} for f, s in self.frozen.loras],
+            "frozen_loras": self.frozen.tables(),
+            "transformer_low": self.transformer_low,
+            "train_experts": self.train_experts,
+            "boundary": self.boundary,
+            "continue_from_low": self.continue_from_low,
+            "clip_vision": self.clip_vision,
         }
 
 

@@ -26,6 +26,7 @@ def _preset(
     decode_batch: int = 1,
     checkpointing: bool = True,
     offload: bool = False,
+    guidance_low: float = 0.0,
 ) -> Tables:
     return {
         "rollout": {
@@ -36,6 +37,7 @@ def _preset(
             "guidance": guidance,
             "micro_batch": micro_batch,
             "decode_batch": decode_batch,
+            "guidance_low": guidance_low,
         },
         "schedule": {"steps": steps, "shift": shift},
         "model": {"gradient_checkpointing": checkpointing, "offload": offload},
