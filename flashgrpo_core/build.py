@@ -30,7 +30,7 @@ from .networks import (
 from .policy import forwards_per_velocity
 from .prompts import Prompt, PromptSplit, disjoint_split, read_prompts, split_prompts
 from .rewards.mix import RewardMix, default_terms, evaluation_terms
-from .rollout import RolloutSettings
+from .rollout import RolloutSettings, group_forwards
 from .schedule import Schedule, make_schedule
 from .wan.lora import read_lora
 from .wan.start_image import ImageEncoder, cached_start_images
@@ -98,6 +98,7 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
         shared_prefix=config.rollout.shared_prefix,
         micro_batch=config.rollout.micro_batch,
         guidance_low=config.rollout.guidance_low if config.model.transformer_low else 0.0,
+        suffix_share=config.rollout.suffix_share,
     )
 
 
@@ -304,14 +305,15 @@ def plan(config: Config, lora_parameters: int = 0) -> Plan:
     r = config.rollout
     groups, size = r.prompts_per_iteration, r.group_size
     shared = r.noise == "shared" and r.shared_prefix
+    two = bool(config.model.transformer_low)
     videos = 1 if shared else size
+    last = switch_step(build_schedule(config), expert_boundary(config)) if two else 0
     sampling = training = 0.0
     windows = list(sde_windows(config).values())
     for first, end in windows:
         share = groups / len(windows) / (end - first)
         for step in range(first, end):
-            prefix = step + 1 if shared else 0
-            sampling += share * (sum(cost[:prefix]) + size * sum(cost[prefix:]))
+            sampling += share * group_forwards(cost, step, size, shared, r.suffix_share, last)
             training += share * videos * cost[step]
     every, e = config.eval.every, config.eval
     evaluations = (config.run.iterations // every + 1) if every else 0

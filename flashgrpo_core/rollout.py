@@ -18,9 +18,10 @@ from .control import Control
 from .experts import LOW, Policy
 from .groups import PromptGroup
 from .policy import WanPolicy, forwards_per_velocity
-from .schedule import Schedule
+from .schedule import TRAIN_STEPS, Schedule
 from .sde import Transition, log_prob, ode_transition, sde_transition, transition_mean
 from .seeds import normal
+from .solver import multistep, suffix_sigmas, suffix_steps
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class RolloutSettings:
         shared_prefix: use one computation for the common prefix of a group with shared noise.
         micro_batch: videos of a group per transformer call.
         guidance_low: guidance scale of the low-noise expert; 0 is `guidance`.
+        suffix_share: share of the steps after the SDE step that is taken; below 1 a second-order
+            solver takes them.
     """
 
     latent_shape: tuple[int, int, int, int]
@@ -44,6 +47,7 @@ class RolloutSettings:
     shared_prefix: bool = True
     micro_batch: int = 4
     guidance_low: float = 0.0
+    suffix_share: float = 1.0
 
     @property
     def guided(self) -> bool:
@@ -100,7 +104,8 @@ def share_cost(
             return samples * steps
         prefix = group.sde_step + 1
         known = before is not None and before[0] == share[0]
-        return samples * (steps - prefix) + (0 if known else prefix)
+        suffix = suffix_steps(steps - prefix, settings.suffix_share)
+        return samples * suffix + (0 if known else prefix)
 
     return cost
 
@@ -123,11 +128,30 @@ def rollout_forwards(
     for expert, own in stages or ():
         for step in own:
             cost[step] = forwards_per_velocity(settings.guidance_of(expert))
-    total = 0
-    for group in groups:
-        prefix = group.sde_step + 1 if settings.shares(group) else 0
-        total += sum(cost[:prefix]) + group.size * sum(cost[prefix:])
-    return total
+    last = stages[-1][1].start if stages else 0
+    return sum(
+        group_forwards(cost, g.sde_step, g.size, settings.shares(g), settings.suffix_share, last)
+        for g in groups
+    )
+
+
+def group_forwards(
+    cost: Sequence[int], sde_step: int, size: int, shared: bool, share: float = 1.0, last: int = 0
+) -> int:
+    """Transformer forwards (per video) that sampling one group takes.
+
+    Args:
+        cost: forwards of one velocity at each step.
+        sde_step: the stochastic step.
+        size: samples of the group.
+        shared: whether everything up to the SDE step's velocity is computed once.
+        share: share of the suffix that is taken.
+        last: first step of the last expert; only its part of the suffix is shortened.
+    """
+    prefix = sde_step + 1 if shared else 0
+    suffix = max(sde_step + 1, last)
+    kept = suffix_steps(len(cost) - suffix, share)
+    return sum(cost[:prefix]) + size * (sum(cost[prefix:suffix]) + kept * cost[-1])
 
 
 @torch.no_grad()
@@ -289,6 +313,26 @@ class RolloutSampler:
             )
         return latents
 
+    def _finish(
+        self, group: PromptGroup, latents: torch.Tensor, first: int, end: int
+    ) -> torch.Tensor:
+        """The steps that only the reward sees, shortened when the settings say so."""
+        share = self.settings.suffix_share
+        if share == 1.0:
+            return self._integrate(group, latents, first, end)
+        expert = self.stages[-1][0]
+        self.bring(expert)
+        context = self.context(group.prompt)
+        image = find_image(self.images, group.start_image)
+
+        def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+            self.control.check()
+            guidance = self.settings.guidance_of(expert)
+            return expert.velocity(x, TRAIN_STEPS * sigma, context, self.negative, guidance, image)
+
+        sigmas = suffix_sigmas(self.schedule.sigmas, first, share)
+        return multistep(velocity, latents.to(expert.device), sigmas)
+
     def _key(self, group: PromptGroup, samples: range) -> tuple[str, int]:
         return group.group_id, 0 if self.settings.shares(group) else samples.start
 
@@ -383,7 +427,8 @@ class RolloutSampler:
                     begun[i] = self.transition_of(group, samples)
                     latents, first = begun[i].latents_next, group.sde_step + 1
                 # With no step left, as before the switch, the latents stay what they are.
-                begun[i].final = self._integrate(group, latents, first, steps.stop).cpu()
+                go = self._finish if steps.stop == self.schedule.steps else self._integrate
+                begun[i].final = go(group, latents, first, steps.stop).cpu()
                 if steps.stop == self.schedule.steps:
                     self.control.tick(len(samples))
                     yield begun[i]

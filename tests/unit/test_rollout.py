@@ -360,3 +360,20 @@ def test_recorded_tensors_hold_no_graph(policy: WanPolicy) -> None:
     for tensor in (rollout.latents, rollout.latents_next, rollout.old_log_prob, rollout.final):
         assert not tensor.requires_grad and tensor.dtype == torch.float32
         assert not tensor.is_inference(), "an inference tensor cannot enter the train step's graph"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_a_shortened_suffix_changes_the_video_and_not_the_transition(policy, share) -> None:
+    schedule = make_schedule("simple", 12, 3.0)
+    groups = tiny_groups(2, window=(0, 6))
+    plain = tiny_sampler(policy, schedule)
+    short = tiny_sampler(policy, schedule)
+    short.settings = dataclasses.replace(short.settings, suffix_share=share)
+    wanted, got = sample_all(plain, groups), sample_all(short, groups)
+    for left, right in zip(wanted, got, strict=True):
+        for name in ("latents", "latents_next", "old_log_prob"):
+            assert torch.equal(getattr(left, name), getattr(right, name)), name
+        assert not torch.equal(left.final, right.final)
+    real = count_forwards(policy, lambda: sample_all(short, groups))
+    assert real == rollout_forwards(groups, 12, short.settings)
+    assert real < rollout_forwards(groups, 12, plain.settings)
