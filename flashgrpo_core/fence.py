@@ -30,6 +30,10 @@ class LostLease(Exception):
     """Another worker has the job: nothing may be written any more."""
 
 
+class Released(LostLease):
+    """This worker was asked to end and gives its job back: the run neither ends nor fails."""
+
+
 @dataclass(frozen=True)
 class _Fence:
     roots: tuple[str, ...]

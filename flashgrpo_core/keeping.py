@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from . import fence
 from .advantage import Advantages
 from .build import build_prompts
 from .config import Config
@@ -77,6 +78,7 @@ class RunState:
         best_iteration: iteration of the best validation reward; -1 before the first.
         best_reward: that reward.
         evaluations_without_gain: evaluations since then.
+        judged: iteration of the last validation evaluation.
         baselines: rewards of the starting policy per split.
     """
 
@@ -87,6 +89,7 @@ class RunState:
     best_iteration: int = -1
     best_reward: float | None = None
     evaluations_without_gain: int = 0
+    judged: int = 0
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -192,6 +195,7 @@ def _clean(place: Path, age: float) -> None:
         try:
             old = age == 0 or time.time() - path.stat().st_mtime >= age
             if _LEFT_OVER.fullmatch(path.name) and old:
+                fence.check(path)
                 path.unlink()
         except OSError as exc:
             log.warning("left-over %s could not be removed: %s", path, exc)
@@ -210,7 +214,7 @@ def save(trainer: Trainer) -> None:
         if trainer.best is not None:
             tensors["best"] = trainer.best
         record = dict(vars(state)) | {"config": config_hash(config), "weights": digest}
-        with trainer.phase("save", 1, state.iteration):
+        with trainer.phase("save", 1, state.iteration, stoppable=False):
             save_checkpoint(trainer.folder.checkpoints, state.iteration, tensors, record)
             prune(
                 trainer.folder.checkpoints,
@@ -230,6 +234,7 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.optimizer.ema = {name: t.clone() for name, t in tensors["ema"].items()}
     trainer.optimizer.load_state(tensors.get("optimizer", {}), state["optimizer_steps"])
     trainer.best = tensors.get("best")
+    state.setdefault("judged", state["iteration"])
     trainer.state = RunState(**{name: state[name] for name in vars(RunState())})
     trainer.saved = trainer.state.iteration
 

@@ -29,8 +29,10 @@ from .config_io import build_config, to_tables
 from .distributed import World
 from .embedded import with_embedded_files
 from .errors import Cancelled, FlashGRPOError
-from .fence import LostLease
+from .failures import words
+from .fence import LostLease, Released
 from .files import resolve_inside
+from .launch import launched_world, part
 from .lookup import adopt_moved_files
 from .progress import Session, TerminalControl
 from .ready_embeddings import ReadyEmbeddings
@@ -40,7 +42,7 @@ from .runs.folder import RunFolder
 from .runs.job import Job, job_config
 from .runs.queue import BEAT, Queue, Watch
 from .trainer import train
-from .worker_job import Heart, JobControl, Released, Taken, deaths, end_of, take_over
+from .worker_job import Heart, JobControl, Taken, deaths, end_of, take_over
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +56,17 @@ _END = {"event": "end"}
 def worker(args: Namespace) -> Answer:
     """Train jobs until asked to stop."""
     output, models = _folders(args.runs, args.models)
-    world = World.launched()
+    launch = Config()
+    world = launched_world(launch)
     control = TerminalControl(quiet=not world.is_main)
     with Session(control):
         found = Worker(
             output, models, world, control, name=args.name, lease=args.lease, once=args.once
         )
+        found.shard = launch.model.shard
         count = found.run()
+    if world.size > 1:
+        part()
     return Answer(f"{count} job(s) done" if world.is_main else "", {"jobs": count})
 
 
@@ -109,6 +115,7 @@ class Worker:
         self.control = control
         self.lease_seconds = lease
         self.once = once
+        self.shard = False  # what the launcher asks of every job
         label = re.sub(r"[^A-Za-z0-9_-]+", "-", name or platform.node() or "worker")[:60]
         self.id = f"{label}.{secrets.token_hex(4)}"
         self.heart = Heart(self.queue.workers_path / f"{self.id}.json", self.id, world.size)
@@ -261,11 +268,11 @@ class Worker:
             self._run(
                 config, job.embeddings, JobControl(taken.entry, config, self.heart, self.control)
             )
-        except (LostLease, Released):
+        except LostLease:
             raise
         except Exception as exc:
             if self.control.stop_requested:
-                raise Released from None
+                raise Released("the worker was asked to end") from None
             log.debug("job %s", taken.entry.name, exc_info=True)
             return _reason(exc, job)
         return None
@@ -283,13 +290,18 @@ class Worker:
 
     def _run(self, config: Config, embeddings: str, control: TerminalControl) -> None:
         control.offload = config.model.offload
-        ready = None
-        if embeddings:
-            path = RunFolder(self.output, config.run.name).path / embeddings
-            texts = needed_texts(config, build_prompts(config))
-            ready = ReadyEmbeddings(path, texts, text_tokens(with_embedded_files(config)))
+        config.model.shard |= self.shard
         # What the ranks of one job have said to each other is of no concern to the next.
-        world = World(self.world.rank, self.world.size, self.world.device)
+        world = World(self.world.rank, self.world.size, self.world.device, self.world.local_rank)
+        ready = None
+        try:
+            if embeddings:
+                path = RunFolder(self.output, config.run.name).path / embeddings
+                texts = needed_texts(config, build_prompts(config))
+                ready = ReadyEmbeddings(path, texts, text_tokens(with_embedded_files(config)))
+        except Exception:
+            world.leave(failed=True)
+            raise
         train(config, control, world=world, embeddings=ready)
 
 
@@ -312,16 +324,8 @@ def tell(world: World, message: dict[str, Any] | None) -> dict[str, Any]:
 
 def _reason(exc: Exception, job: Job) -> str:
     """Why a job failed, in one line."""
-    if isinstance(exc, FlashGRPOError):
-        other = f" (the job is from version {job.version}, this worker is {__version__})"
-        return str(exc) + (other if job.version != __version__ else "")
-    if isinstance(exc, (MemoryError, torch.OutOfMemoryError)):
-        return (
-            "the worker is out of memory: lower micro_batch, frames or the size, or switch on "
-            "gradient_checkpointing; finished iterations are saved, queue again to go on"
-        )
-    text = " ".join(str(exc).split())[:300]
-    return f"unexpected {type(exc).__name__}: {text or 'no message'} (run the worker with --debug)"
+    other = f" (the job is from version {job.version}, this worker is {__version__})"
+    return words(exc) + (other if job.version != __version__ else "")
 
 
 def _forget(threads: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from . import __version__, fence
 from .config import Config
 from .errors import Cancelled, FlashGRPOError
-from .fence import LostLease
+from .fence import LostLease, Released
 from .files import write_bytes_atomic
 from .progress import TerminalControl
 from .runs.events import backwards
@@ -23,10 +23,6 @@ from .runs.folder import RunFolder
 from .runs.job import SCHEMA, Job
 from .runs.queue import BEAT, Entry, Lease, write_heartbeat
 from .video import filmstrip
-
-
-class Released(Exception):
-    """The worker was asked to end: the job goes back to the queue."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class JobControl(TerminalControl):
     def check(self) -> None:
         """Stop when the user cancelled, the worker is to end, or the job is another's."""
         if self._session.stop_requested:
-            raise Released
+            raise Released("the worker was asked to end")
         if self._heart.lost:
             raise LostLease("another worker has taken the job over")
         if self._entry.cancelled():

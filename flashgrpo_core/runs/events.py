@@ -56,6 +56,7 @@ def jsonable(value: Any) -> Any:
 
 def _append_text(path: Path, text: str) -> None:
     """Append `text` with one write and fsync it."""
+    fence.check(path)
     try:
         handle = os.open(
             path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644
@@ -239,6 +240,19 @@ def latest_each(
             key = (int(record.get("iteration") or 0), *(str(record.get(f)) for f in fields))
             found[key] = dict(record)
     return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+
+def term_curves(events: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Mean of each reward term over the training rollouts, as (iteration, value) by label.
+
+    A win rate whose compared value is there too is left out: its mean is always 0.5.
+    """
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for record in latest_each(events, "iteration"):
+        for name, value in ((record.get("reward") or {}).get("terms") or {}).items():
+            if isinstance(value, (int, float)):
+                curves.setdefault(name, []).append((int(record["iteration"]), float(value)))
+    return {n: c for n, c in curves.items() if n.removesuffix(".win_rate") not in {*curves} - {n}}
 
 
 def read_rewards(path: str | Path) -> list[dict[str, Any]]:
