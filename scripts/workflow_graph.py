@@ -61,6 +61,7 @@ class Node:
     properties: dict[str, Any]
     mode: int = 0
     colour: str | None = None
+    collapsed: bool = False
     pos: tuple[float, float] = (0.0, 0.0)
     links: dict[int, list[int]] = field(default_factory=dict)
 
@@ -74,8 +75,8 @@ class Node:
 
     @property
     def bottom(self) -> float:
-        """Lower edge of the node."""
-        return self.pos[1] + self.size[1]
+        """Lower edge of the node; only the title of a collapsed one is there."""
+        return self.pos[1] + (0 if self.collapsed else self.size[1])
 
 
 def widget_specs(info: Info) -> dict[str, tuple[Any, dict[str, Any], bool]]:
@@ -298,7 +299,7 @@ class Graph:
             "type": node.type,
             "pos": list(node.pos),
             "size": list(node.size),
-            "flags": {},
+            "flags": {"collapsed": True} if node.collapsed else {},
             "order": order,
             "mode": node.mode,
             "inputs": node.inputs,

@@ -101,6 +101,7 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         title="Advanced: a short, brisk run",
         width=340,
     )
+    advanced.collapsed = True  # most of its many settings are the preset's
     train = g.add(
         "FlashGRPOTrain",
         policy=policy["policy"],
@@ -131,14 +132,13 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         height=160,
         title="What next",
     )
-    x = g.column(0, read_me, None, video)
+    # The collapsed node last: where it unfolds, nothing is covered.
+    x = g.column(0, read_me, None, video, None, advanced)
     x = g.column(x, policy, prompts)
-    x = g.column(x, advanced)
     x = g.column(x, reward, train)
     g.column(x, save, compare, None, after)
     g.group("Videos", BLUE, video)
     g.group("Model and prompts", BLUE, policy, prompts)
-    g.group("Optional", GREY, advanced)
     g.group("Reward and training", GREEN, reward, train)
     g.group("Result", PURPLE, save, compare)
     return g.document()

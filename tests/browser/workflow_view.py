@@ -41,7 +41,8 @@ _BOXES = """vue => {
     } else {
       const x = (node.pos[0] + ds.offset[0]) * ds.scale + screen.left;
       const y = (node.pos[1] - 30 + ds.offset[1]) * ds.scale + screen.top;
-      box = [x, y, x + node.size[0] * ds.scale, y + (node.size[1] + 30) * ds.scale];
+      const [width, height] = node.flags.collapsed ? [node._collapsed_width, 0] : node.size;
+      box = [x, y, x + width * ds.scale, y + (height + 30) * ds.scale];
     }
     return [String(node.id), node.title || node.type, ...box];
   });
