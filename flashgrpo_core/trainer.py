@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +119,12 @@ class Trainer:
         self.windows = sde_windows(config)
         self.settings = rollout_settings(config, *latent_layout(networks))
         self.prompts = build_prompts(config)
-        self.reward = build_reward(config)
-        self.eval_reward = build_eval_reward(config)
+        shared = config
+        if self.world.local_size > 1 and any(t.get("once_per_node") for t in config.reward.terms):
+            # Network code: not in the registry's archive, where there is one process only.
+            shared = import_module(".served.shared", __package__).share(config, self.world)
+        self.reward = build_reward(shared)
+        self.eval_reward = build_eval_reward(shared)
         self.health = Health(self.reward.weights, read_events(folder.events))
         self.overlaps = config.reward.overlap
         reason = obstacle(self.reward.rewards, self.control, config.model.offload)
@@ -367,10 +372,13 @@ class Trainer:
             raise FlashGRPOError(f"{MAX_EMPTY} iterations in a row without an update ({message})")
 
     @contextmanager
-    def phase(self, name: str, total: int, iteration: int = 0, **counters: Any) -> Iterator[None]:
+    def phase(
+        self, name: str, total: int, iteration: int = 0, *, stoppable: bool = True, **counters: Any
+    ) -> Iterator[None]:
         """Announce a phase of `total` ticks to the host and record how long it took."""
         self.control.phase(name, total, iteration)
-        self.control.check()
+        if stoppable:
+            self.control.check()
         started = time.monotonic()
         yield
         self.event("phase", iteration, name=name, seconds=time.monotonic() - started, **counters)
@@ -550,26 +558,40 @@ def run(trainer: Trainer) -> RunResult:
             trainer.trackers.close()
 
 
+def _finish_iteration(trainer: Trainer, judged: bool) -> None:
+    """Evaluate when it is due, and save: what was trained is kept even when that is stopped."""
+    state = trainer.state
+    if judged:
+        try:
+            validate_run(trainer, state.iteration)
+        except Cancelled:
+            trainer.world.leave()
+            save(trainer)
+            raise
+        state.judged = state.iteration
+    save(trainer)
+    # A cancel during the last save stops the run too, before it is judged and exported.
+    trainer.control.check()
+    if judged and trainer.world.is_main:
+        # A night that is cancelled later still leaves a LoRA that can be used.
+        exported = export_run_loras(trainer, latest_weights(trainer), state.iteration)
+        for expert, path in exported.items():
+            tag = {"expert": expert} if expert else {}
+            trainer.event("lora", state.iteration, file=path.name, **tag)
+
+
 def _loop(trainer: Trainer) -> RunResult:
     config, state, folder, world = trainer.config, trainer.state, trainer.folder, trainer.world
     every = config.eval.every if trainer.prompts.validation else 0
     if every and "validation" not in state.baselines:
         validate_run(trainer, 0)
+    due = bool(every) and (state.iteration % every == 0 or state.iteration == config.run.iterations)
+    if due and state.judged < state.iteration:
+        _finish_iteration(trainer, judged=True)  # it was stopped during its evaluation
     while state.iteration < config.run.iterations and not out_of_patience(trainer):
         trainer.iterate()
         last = state.iteration == config.run.iterations or world.anyone(trainer.control.finish())
-        judged = bool(every) and (last or state.iteration % every == 0)
-        if judged:
-            validate_run(trainer, state.iteration)
-        save(trainer)
-        # A cancel during the last save stops the run too, before it is judged and exported.
-        trainer.control.check()
-        if judged and world.is_main:
-            # A night that is cancelled later still leaves a LoRA that can be used.
-            exported = export_run_loras(trainer, latest_weights(trainer), state.iteration)
-            for expert, path in exported.items():
-                tag = {"expert": expert} if expert else {}
-                trainer.event("lora", state.iteration, file=path.name, **tag)
+        _finish_iteration(trainer, bool(every) and (last or state.iteration % every == 0))
         world.rest()
         if last:
             break

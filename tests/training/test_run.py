@@ -72,6 +72,21 @@ def test_a_stopped_run_resumes_to_the_same_bytes(small_config, phase, iteration,
         assert checksum(whole) == checksum(cut), stem
 
 
+def test_what_was_trained_is_kept_when_its_evaluation_is_stopped(small_config):
+    """And the evaluation is made up for, so that the same weights are chosen."""
+    undisturbed = train(small_config("whole"))
+    stopped = train(small_config("cut"), Recorder(("evaluate", 2), 3))
+    assert stopped.status == "stopped" and stopped.iteration == 2
+    resumed = train(small_config("cut"))
+    events = read_events(resumed.folder / "events.jsonl")
+    judged = [e["iteration"] for e in events if e["event"] == "evaluation"]
+    assert judged == [0, 2, 4, resumed.best_iteration]
+    assert len([e for e in events if e["event"] == "iteration"]) == 4
+    for path in (undisturbed.folder / "checkpoints" / "000004").iterdir():
+        assert checksum(path) == checksum(resumed.folder / "checkpoints" / "000004" / path.name)
+    assert checksum(undisturbed.loras[0]) == checksum(resumed.loras[0])
+
+
 def test_a_finished_run_returns_its_result_and_can_be_extended(small_config):
     first = train(small_config(run={"iterations": 2}))
     control = Recorder()

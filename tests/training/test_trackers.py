@@ -6,21 +6,30 @@ import builtins
 
 import pytest
 
+from flashgrpo_core import keeping
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.runs.events import latest_each, read_events
 from flashgrpo_core.runs.folder import RunFolder
 from flashgrpo_core.trainer import train
-from tests.training._small import Recorder
 
 JUDGED_ONCE = {"every": 3, "prompts": 1, "seeds": 1, "test_prompts": 0}
 
 
-def test_tensorboard_shows_the_numbers_of_the_events_also_after_a_resume(small_config):
+def test_tensorboard_shows_the_numbers_of_the_events_also_after_a_resume(small_config, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = small_config(eval=JUDGED_ONCE, run={"iterations": 3, "trackers": ["tensorboard"]})
-    # Stopped between the record of iteration 2 and its checkpoint: the resumed run repeats it.
-    stopped = train(config, Recorder(("save", 2)))
-    assert stopped.status == "stopped" and stopped.iteration == 1
+    # Died between the record of iteration 2 and its checkpoint: the resumed run repeats it.
+    real = keeping.save_checkpoint
+
+    def full_disk(folder, iteration, *rest):
+        if iteration == 2:
+            raise FlashGRPOError("no space left")
+        return real(folder, iteration, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "save_checkpoint", full_disk)
+        with pytest.raises(FlashGRPOError, match="no space left"):
+            train(config)
     assert train(config).status == "finished"
     folder = RunFolder(config.run.output, config.run.name)
     events = read_events(folder.events)
