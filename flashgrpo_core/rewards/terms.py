@@ -13,7 +13,7 @@ from ..errors import FlashGRPOError
 from .installed import installed_rewards
 
 #: Keys of a term that belong to the mix; all others are options of the reward.
-TERM_KEYS = ("name", "weight", "part", "clip", "gate", "group")
+TERM_KEYS = ("name", "weight", "part", "clip", "gate", "group", "once_per_node")
 #: Keys of a gate that belong to the mix; all others are options of the gating reward.
 GATE_KEYS = ("name", "part", "above", "below", "otherwise")
 #: What the key `group` can ask for.
