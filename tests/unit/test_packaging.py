@@ -205,6 +205,42 @@ def test_the_archive_leaves_development_out(published: list[str]) -> None:
     assert [name for name in published if "__pycache__" in name or name.startswith(".")] == []
 
 
+def test_what_starts_processes_or_reads_the_environment_stays_out(published: list[str]) -> None:
+    """Worker and launcher come from the installed package; the nodes only write and read files."""
+    for name in ("launch.py", "worker.py", "worker_job.py"):
+        assert (REPO / "flashgrpo_core" / name).is_file()
+        assert f"flashgrpo_core/{name}" not in published
+    for name in ("runs/queue.py", "runs/job.py", "fence.py", "ready_embeddings.py"):
+        assert f"flashgrpo_core/{name}" in published
+
+
+def test_the_archive_says_where_the_worker_comes_from(tmp_path: Path) -> None:
+    """Every module of the archive imports without what is left out, and so does its command line."""
+    folder = archive.install_pack(tmp_path / "Größe")
+    script = (
+        "import importlib, pathlib, sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import flashgrpo_core\n"
+        "root = pathlib.Path(sys.argv[1])\n"
+        "assert pathlib.Path(flashgrpo_core.__file__).is_relative_to(root)\n"
+        "for path in sorted((root / 'flashgrpo_core').rglob('*.py')):\n"
+        "    if path.name != '__main__.py':\n"
+        "        name = '.'.join(path.relative_to(root).with_suffix('').parts)\n"
+        "        importlib.import_module(name.removesuffix('.__init__'))\n"
+        "from flashgrpo_core.cli import main\n"
+        "sys.exit(main(['worker', '--runs', sys.argv[1]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "not part of the ComfyUI node pack" in done.stderr
+
+
 def test_the_registry_finds_nothing_to_object_to() -> None:
     assert [str(finding) for finding in archive.scan_archive()] == []
 
