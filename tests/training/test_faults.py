@@ -46,6 +46,8 @@ class Bench:
     def config(self, output: Path, **run: Any) -> Config:
         tables = {table: dict(values) for table, values in SMALL.items()}
         tables["model"] |= {"device": "cpu", "lora_rank": 1}
+        tables["schedule"] = {"steps": 4}
+        tables["rollout"] |= {"frames": 5}
         tables["eval"] = {"every": 0, "test_prompts": 0}
         tables["run"] |= {"iterations": ITERATIONS, "output": str(output), "keep": 9} | run
         return build_config(tables)
