@@ -119,8 +119,8 @@ class Trainer:
         self.windows = sde_windows(config)
         self.settings = rollout_settings(config, *latent_layout(networks))
         self.prompts = build_prompts(config)
-        shared = config
-        if self.world.local_size > 1 and any(t.get("once_per_node") for t in config.reward.terms):
+        shared, terms = config, (*config.reward.terms, *config.eval.terms)
+        if self.world.local_size > 1 and any(t.get("once_per_node") for t in terms):
             # Network code: not in the registry's archive, where there is one process only.
             shared = import_module(".served.shared", __package__).share(config, self.world)
         self.reward = build_reward(shared)
@@ -521,6 +521,7 @@ def run(trainer: Trainer) -> RunResult:
         versions={"flashgrpo": __version__, "torch": torch.__version__},
         device=str(trainer.networks.device),
         world_size=world.size,
+        sharded=world.lockstep is not None,
         resumed_from=resumed,
         shift=trainer.schedule.shift,
         sigmas=[round(float(s), 6) for s in trainer.schedule.sigmas],

@@ -45,19 +45,29 @@ def make_server(
     tmp_path_factory: pytest.TempPathFactory, tiny_files: dict[str, Path]
 ) -> Iterator[Callable[..., ComfyServer]]:
     """Make further servers: `make_server(pack=True, frontend_root=..., arguments=(...))`;
-    `nodes` are further single-file custom nodes.
+    `nodes` are further single-file custom nodes; `network` adds what the archive leaves out.
 
     Each has its own folders with the tiny files in them, is started, and ends with the session at
     the latest. Prefer `comfy_server`: a start takes ten seconds.
     """
     servers: list[ComfyServer] = []
 
-    def make(*, pack: bool = True, nodes: tuple[Path, ...] = (), **options: Any) -> ComfyServer:
+    def make(
+        *,
+        pack: bool = True,
+        network: bool = False,
+        nodes: tuple[Path, ...] = (),
+        **options: Any,
+    ) -> ComfyServer:
         folder = tmp_path_factory.mktemp("comfy")
         custom_nodes = folder / BASE_NAME / "custom_nodes"
         custom_nodes.mkdir(parents=True)
         if pack:
-            install_pack(custom_nodes / PACK_FOLDER)
+            installed = install_pack(custom_nodes / PACK_FOLDER)
+            if network:
+                # As from git clone: the registry's archive leaves the network code out.
+                served = Path("flashgrpo_core", "served")
+                shutil.copytree(REPO / served, installed / served)
         for node in nodes:
             shutil.copyfile(node, custom_nodes / node.name)
         server = ComfyServer(folder, **options)
