@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..flashgrpo_core.advantage import Advantages
 from ..flashgrpo_core.groups import PromptGroup
 from ..flashgrpo_core.ranking import Ranked
-from ..flashgrpo_core.runs.events import latest_each
+from ..flashgrpo_core.runs.events import latest_each, term_curves
 from ..flashgrpo_core.scoring import Scores
 from ..flashgrpo_core.video import contact_sheet
 
@@ -35,7 +35,7 @@ def to_image(picture: Image.Image) -> torch.Tensor:
 def curve(
     events: Sequence[Mapping[str, Any]], title: str, size: tuple[int, int] = (960, 540)
 ) -> Image.Image:
-    """Reward over iterations, with the validation and its interval.
+    """Reward over iterations, with the validation and its interval; below it one chart per term.
 
     Args:
         events: records of `events.jsonl`.
@@ -89,7 +89,36 @@ def curve(
         text = "test: " + _change(test[-1])
         # Below the title, which may take the whole width.
         draw.text((size[0] - 20, 37), text, font=small, fill=INK, anchor="ra")
-    return picture
+    terms = term_curves(events)
+    return _with_terms(picture, terms, judged) if len(terms) > 1 else picture
+
+
+def _with_terms(
+    picture: Image.Image,
+    terms: Mapping[str, Sequence[tuple[int, float]]],
+    judged: Sequence[Mapping[str, Any]],
+) -> Image.Image:
+    """The picture with a small chart of each term below it, three in a row."""
+    width, height = picture.width // 3, 190
+    rows = math.ceil(len(terms) / 3)
+    whole = Image.new("RGB", (picture.width, picture.height + rows * height), BACKGROUND)
+    whole.paste(picture, (0, 0))
+    for index, (name, points) in enumerate(terms.items()):
+        panel, draw, _, small = _canvas((width, height))
+        draw.text((16, 6), _fit(draw, name, small, width - 24), font=small, fill=INK)
+        marks = [(float(e["iteration"]), (e.get("terms") or {}).get(name)) for e in judged]
+        marks = [(x, y) for x, y in marks if y is not None]
+        values = [y for _, y in (*points, *marks)]
+        room = (max(values) - min(values) or abs(max(values)) or 1.0) * 0.1
+        last = max(1.0, *(x for x, _ in (*points, *marks)))
+        box = (70, 32, width - 14, height - 26)
+        y_range = (min(values) - room, max(values) + room)
+        place = _axes(draw, small, box, (0.0, last), y_range, lines=3)
+        _line(draw, [place(x, y) for x, y in points], REWARD)
+        for x, y in (place(*mark) for mark in marks):
+            draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=VALIDATION)
+        whole.paste(panel, (index % 3 * width, picture.height + index // 3 * height))
+    return whole
 
 
 def _change(event: Mapping[str, Any]) -> str:
@@ -211,6 +240,7 @@ def _axes(
     box: tuple[int, int, int, int],
     x_range: tuple[float, float],
     y_range: tuple[float, float],
+    lines: int = 6,
 ) -> Any:
     """Draw axes with round numbers; returns the function that places a point."""
     left, top, right, bottom = box
@@ -221,11 +251,11 @@ def _axes(
             bottom - (y - y_range[0]) / (y_range[1] - y_range[0]) * (bottom - top),
         )
 
-    for value, text in _ticks(*y_range, 6):
+    for value, text in _ticks(*y_range, lines):
         y = place(0, value)[1]
         draw.line([(left, y), (right, y)], fill=FAINT)
         draw.text((left - 8, y), text, font=font, fill=INK, anchor="rm")
-    for value, _ in _ticks(*x_range, 8):
+    for value, _ in _ticks(*x_range, lines + 2):
         if value == int(value):
             x = place(value, 0)[0]
             draw.text((x, bottom + 8), str(int(value)), font=font, fill=INK, anchor="ma")

@@ -203,9 +203,7 @@ class RewardFreeze(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardFreeze",
-            **_about(
-                "freeze",
-            ),
+            **_about("freeze"),
         )
 
     @classmethod
@@ -222,9 +220,7 @@ class RewardLoopClosure(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardLoopClosure",
-            **_about(
-                "loop_closure",
-            ),
+            **_about("loop_closure"),
         )
 
     @classmethod
@@ -347,6 +343,73 @@ class RewardJpegSize(host.ComfyNode):
         return _chain("jpeg_size", inputs)
 
 
+class RewardNaturalness(host.ComfyNode):
+    """Reward: statistics of photographs."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardNaturalness",
+            **_about(
+                "naturalness",
+                _number(
+                    "tolerance",
+                    1.5,
+                    0.01,
+                    100.0,
+                    "Distance beyond that of photographs that brings the reward down to 0.37.",
+                ),
+                _frames(),
+                _every(4),
+                _short_side(512, 32, 4096),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("naturalness", inputs)
+
+
+class RewardOcr(host.ComfyNode):
+    """Reward: readable text."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Inputs and outputs."""
+        return io.Schema(
+            node_id="FlashGRPORewardOcr",
+            **_about(
+                "ocr",
+                io.String.Input(
+                    "text",
+                    default="",
+                    placeholder="OPEN",
+                    tooltip="Text to ask for in every video; empty: the text in quotation marks of "
+                    "each prompt.",
+                ),
+                _frames(),
+                _every(8),
+                advanced(
+                    io.Int.Input(
+                        "short_side",
+                        default=256,
+                        min=32,
+                        max=1024,
+                        tooltip="Smaller frames are enlarged to this short side first, 32 to 1024 "
+                        "pixels.",
+                    )
+                ),
+            ),
+        )
+
+    @classmethod
+    def execute(cls, **inputs: Any) -> io.NodeOutput:
+        """Add the term."""
+        return _chain("ocr", inputs)
+
+
 class RewardTinyWorld(host.ComfyNode):
     """Reward: what the tiny world's prompts ask for."""
 
@@ -355,9 +418,7 @@ class RewardTinyWorld(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardTinyWorld",
-            **_about(
-                "tiny_world",
-            ),
+            **_about("tiny_world"),
         )
 
     @classmethod
@@ -377,5 +438,7 @@ REWARD_NODES: tuple[type[host.ComfyNode], ...] = (
     RewardContrast,
     RewardColourfulness,
     RewardJpegSize,
+    RewardNaturalness,
+    RewardOcr,
     RewardTinyWorld,
 )

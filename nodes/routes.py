@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.files import resolve_inside
-from ..flashgrpo_core.runs.events import backwards, latest_each, read_events
+from ..flashgrpo_core.runs.events import backwards, latest_each, read_events, term_curves
 from ..flashgrpo_core.runs.folder import RunFolder, list_runs
 from ..flashgrpo_core.video import filmstrip, read_video
 from . import host
@@ -116,6 +116,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "iteration": max((e["iteration"] for e in events), default=0),
         "iterations": config.run.iterations,
         "rewards": rewards,
+        "terms": term_curves(events),
         "validation": validation,
         "warnings": warnings[-_SHOWN_WARNINGS:],
         "peak_memory": max((e.get("peak_memory") or 0 for e in events), default=0) or None,

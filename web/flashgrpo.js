@@ -231,6 +231,23 @@ function drawChart(run, width, height) {
   return picture;
 }
 
+/** A curve without axes, as high as a line of text. */
+function sparkline(points, width = 44, height = 11) {
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height });
+  picture.style.marginRight = "4px";
+  const low = Math.min(...points.map(([, y]) => y));
+  const high = Math.max(...points.map(([, y]) => y));
+  const last = Math.max(1, points.at(-1)[0]);
+  const places = points.map(([x, y]) => {
+    const up = high > low ? (y - low) / (high - low) : 0.5;
+    return `${((x / last) * width).toFixed(1)},${(1 + (1 - up) * (height - 2)).toFixed(1)}`;
+  });
+  picture.append(svg("polyline", {
+    points: places.join(" "), fill: "none", stroke: COLOUR.reward, "stroke-width": 1.2,
+  }));
+  return picture;
+}
+
 /** The name of the run that `node` trains: the `run_name` widget where its policy comes from. */
 function runNameOf(node) {
   const seen = new Set();
@@ -437,6 +454,14 @@ class Monitor {
         entry(COLOUR.validation, texts.legend_validation),
         entry(COLOUR.baseline, texts.legend_baseline, true),
       );
+    }
+    // One term is the curve itself; several are drawn small, each on its own scale.
+    const terms = Object.entries(run.terms ?? {}).map(([name, rows]) => [name, finiteRows(rows, 2)]);
+    for (const [name, points] of terms.filter(([, rows]) => terms.length > 1 && rows.length)) {
+      const item = html("span", "flashgrpo-term");
+      item.append(sparkline(points), document.createTextNode(`${name} ${points.at(-1)[1].toFixed(3)}`));
+      item.style.whiteSpace = "nowrap";
+      entries.push(item);
     }
     this.legend.replaceChildren(...entries);
   }

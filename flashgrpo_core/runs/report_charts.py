@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config import Config
 from .charts import Series, Value, drawable, duration, legend, line_chart, number, share_bar
+from .events import term_curves
 
 Record = dict[str, Any]
 
@@ -146,11 +147,7 @@ def running_mean(values: list[Value]) -> list[Value]:
 
 def terms(iterations: list[Record], evaluations: list[Record]) -> str:
     """One chart per reward term, training and validation."""
-    names: list[str] = []
-    for record in iterations:
-        for name in (record.get("reward") or {}).get("terms") or {}:
-            if name not in names:
-                names.append(name)
+    names = list(term_curves({**record, "event": "iteration"} for record in iterations))
     if not names:
         return ""
     rows = [e for e in evaluations if e.get("split") == "validation"]

@@ -22,6 +22,7 @@ from flashgrpo_core.runs.events import (
     read_events,
     read_rewards,
     repair,
+    term_curves,
 )
 
 
@@ -153,3 +154,20 @@ def test_a_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(FlashGRPOError, match="events.jsonl"):
         EventLog(tmp_path / "events.jsonl").append("iteration", 1)
+
+
+def test_term_curves_leave_out_win_rates_that_say_nothing() -> None:
+    def record(iteration: int, **terms: float | None) -> dict:
+        return {"event": "iteration", "iteration": iteration, "reward": {"terms": terms}}
+
+    events = [
+        record(1, **{"a": 0.2, "b.win_rate": 0.5, "b": 3.0, "c.win_rate": 0.5}),
+        {"event": "phase", "iteration": 1},
+        record(2, **{"a": 0.9, "b.win_rate": 0.5, "b": None}),
+        record(2, **{"a": 0.4, "b.win_rate": 0.5, "b": 4.0}),
+    ]
+    assert term_curves(events) == {
+        "a": [(1, 0.2), (2, 0.4)],
+        "b": [(1, 3.0), (2, 4.0)],
+        "c.win_rate": [(1, 0.5)],
+    }
