@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 from .config import Config
 from .embedded import TINY
@@ -16,6 +17,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "text_encoder": ("text_encoders", "clip"),
     "clip_vision": ("clip_vision",),
     "lora": ("loras",),
+    "reward": ("flashgrpo_rewards", "clip_vision"),
     "prompts": (),
 }
 
@@ -104,7 +106,43 @@ def resolve_files(config: Config, base_dir: str | Path, models_dir: str | Path |
             setattr(
                 prompts, setting, find_file(name, "prompts", f"prompts.{setting}", base, models)
             )
+    config.reward.terms = resolve_terms(config.reward.terms, base, models)
+    config.eval.terms = resolve_terms(config.eval.terms, base, models)
     return config
+
+
+def resolve_terms(
+    terms: list[dict[str, Any]], base_dir: Path, models_dir: Path | None = None
+) -> list[dict[str, Any]]:
+    """Reward terms in which every model file, also of a gate, is an absolute path.
+
+    Args:
+        terms: the tables of `reward.terms`.
+        base_dir: folder that relative paths are looked up in first.
+        models_dir: ComfyUI's `models` folder, or None.
+
+    Raises:
+        FlashGRPOError: a file is missing; the message says where to get it and where it belongs.
+    """
+    return [_resolved(term, base_dir, models_dir) for term in terms]
+
+
+def _resolved(value: Any, base: Path, models: Path | None) -> Any:
+    from .rewards import REWARDS
+
+    if not isinstance(value, dict):
+        return value
+    found = {key: _resolved(inner, base, models) for key, inner in value.items()}
+    name = value.get("name")
+    reward = REWARDS.get(name) if isinstance(name, str) else None
+    for option in getattr(reward, "files", ()):
+        file = found.get(option)
+        if isinstance(file, str) and file:
+            try:
+                found[option] = find_file(file, "reward", f"{option} of {name}", base, models)
+            except FlashGRPOError as exc:
+                raise FlashGRPOError(f"{exc}: {getattr(reward, 'source', '')}") from None
+    return found
 
 
 def adopt_moved_files(old: Config, new: Config) -> Config:

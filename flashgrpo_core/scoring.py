@@ -59,6 +59,7 @@ def score_latents(
     for start in range(0, len(latents), decode_batch):
         stop = min(start + decode_batch, len(latents))
         control.check()
+        control.bring(vae)  # a reward model may have taken its place
         videos = decode_latents(vae, latents[start:stop])  # [b, T, H, W, 3]
         batch = VideoBatch(videos, list(prompts[start:stop]), fps, list(group_ids[start:stop]))
         pieces.append(reward.measure(batch, control))

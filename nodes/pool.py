@@ -19,6 +19,7 @@ from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.networks import continue_policy
+from ..flashgrpo_core.rewards.mix import RewardMix
 from . import host
 from .progress import HostControl
 from .values import ModelFiles, Policy
@@ -34,8 +35,11 @@ class _Held:
 
 
 _held: _Held | None = None
-#: Networks that stay only for a moment (text encoders), with their patchers.
-_guests: list[tuple[nn.Module, Any]] = []
+#: Networks that belong to no policy, with their patchers: text encoders, which stay only for a
+#: moment, and the models of rewards.
+_guests: dict[int, tuple[nn.Module, Any]] = {}
+#: The rewards that scored last. They hold their models, so that the next scoring need not load them.
+_rewards: list[Any] = []
 #: Bytes of working memory that the next network needs besides its weights.
 _working_memory = 0
 _alone = False
@@ -113,16 +117,17 @@ def bring(network: nn.Module) -> None:
     host.running.heavy = True
     held = _held.patchers if _held is not None else {}
     patcher = held.get(id(network))
+    if patcher is None and id(network) in _guests:
+        patcher = _guests[id(network)][1]
     if patcher is None:
-        release_guests()
         patcher = host.managed(network)
         size, total = host.sizes(patcher)
         if host.compute_device().type != "cpu" and size > 0.9 * total:
-            log.info("the text encoder is larger than the card and runs on the CPU: this is slow")
+            log.info("a network is larger than the card and runs on the CPU: this is slow")
             return
-        _guests.append((network, patcher))
+        _guests[id(network)] = (network, patcher)
     if _alone:
-        for other in held.values():
+        for other in (*held.values(), *(guest for _, guest in _guests.values())):
             if other is not patcher:
                 host.dismiss(other)
     host.make_resident(patcher, _working_memory)
@@ -133,15 +138,25 @@ def control() -> HostControl:
     return HostControl(bring)
 
 
+def keep_rewards(mix: RewardMix) -> None:
+    """Keep the models of the rewards that have just scored, and let go of earlier ones."""
+    _rewards[:] = mix.rewards
+    models = [reward.networks() for reward in mix.rewards if hasattr(reward, "networks")]
+    kept = {id(network) for networks in models for network in networks}
+    for key in _guests.keys() - kept:
+        host.dismiss(_guests.pop(key)[1])
+
+
 def release_guests() -> None:
-    """Let go of text encoders."""
+    """Take text encoders and reward models off the device; rewards keep theirs in main memory."""
     while _guests:
-        host.dismiss(_guests.pop()[1])
+        host.dismiss(_guests.popitem()[1][1])
 
 
 def clear() -> None:
     """Let go of every network."""
     global _held
+    _rewards.clear()
     release_guests()
     held, _held = _held, None
     if held is not None:

@@ -65,17 +65,19 @@ class ScoreRollouts(host.ComfyNode):
 
         control.bring(networks.vae)
         control.phase("score", sum(len(r.samples) for r in rollouts.rollouts), source.iteration)
+        mix = RewardMix([dict(term) for term in reward.terms], on_nan)
         scores = score_rollouts(
             networks.vae,
             source.groups,
             rollouts.rollouts,
-            RewardMix([dict(term) for term in reward.terms], on_nan),
+            mix,
             fps=config.rollout.fps,
             decode_batch=config.rollout.decode_batch,
             control=control,
             keep=keep,
         )
         check_masked(scores.valid)
+        pool.keep_rewards(mix)
         advantages = compute_advantages(
             scores.terms,
             scores.weights,

@@ -121,6 +121,7 @@ class ScoreVideos(host.ComfyNode):
         control = pool.control()
         control.phase("score", len(clips))
         ranked = rank_videos(clips, mix, control)
+        pool.keep_rewards(mix)
         picture = to_image(pictures.ranked_sheet(ranked))
         best = sources[ranked[0].clip.name]
         if isinstance(best, Path):

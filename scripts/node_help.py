@@ -6,7 +6,14 @@ Tables of inputs are not written here: `make_docs.py` takes them from the nodes 
 from __future__ import annotations
 
 import sys
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flashgrpo_core.rewards import REWARDS  # noqa: E402
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +67,24 @@ _LINK = (
 def _picture_reward(about: str, *tips: str) -> Help:
     return Help(about, _REWARD, (*tips, *_CHAIN))
 
+
+def _model_reward(name: str, about: str, *tips: str) -> Help:
+    """A page with what the class says about its weights."""
+    reward: Any = REWARDS[name]
+    weights = (
+        f"**Weights**: {reward.source}; put it into `models/flashgrpo_rewards`. Nothing is "
+        f"downloaded.\n\n**Memory** of the weights: {reward.memory}; ComfyUI moves them to the GPU "
+        f"for scoring and away when others need the room.\n\n**Licence**: {reward.licence}.\n\n"
+        f"**Range**: {reward.range}."
+    )
+    return Help(f"{about}\n\n{weights}", _REWARD, (*tips, *_CHAIN), (_NO_REWARD_MODEL, _MEMORY))
+
+
+_NO_REWARD_MODEL = (
+    "no model for the reward ... was found",
+    "The list of the node is empty. Put the files that the message names into `models/flashgrpo_rewards` and press R. A model that does not fit its `config.json` is refused with the first weights that are missing or unknown.",
+)
+_BLIND = "It sees single frames and knows nothing about movement: add Motion or VideoReward, or the policy may freeze the video."
 
 def _model_reward(name: str, about: str, *tips: str) -> Help:
     """A page with what the class says about its weights."""
@@ -537,6 +562,42 @@ HELP: dict[str, Help] = {
     "FlashGRPORewardTinyWorld": _picture_reward(
         "The reward of the **tiny demo**: does one coloured shape move as the prompt says? Colour and direction are measured from the pixels. Prompts must name a colour (red, green, blue, yellow, magenta, cyan) and a direction (left, right, up, down).",
         "For the tiny Wan only.",
+    ),
+    "FlashGRPORewardClipscore": _model_reward(
+        "clipscore",
+        "**CLIPScore**: how well the frames fit the prompt, by the cosine between CLIP's vectors of frame and prompt.",
+        _BLIND,
+        "A weights file of `models/clip_vision` works when it is the complete CLIP: a vision-only file cannot read prompts. ComfyUI's own CLIP tokenizer is used when the model has none beside it.",
+    ),
+    "FlashGRPORewardPickscore": _model_reward(
+        "pickscore",
+        "**PickScore**: which frame people would pick for the prompt. A CLIP H/14 that was trained on half a million choices; one of the usual rewards of published work.",
+        _BLIND,
+    ),
+    "FlashGRPORewardHpsv2": _model_reward(
+        "hpsv2",
+        "**HPSv2.1**: how high people would rank a frame for the prompt. Frames keep their shape: the long side becomes 224 pixels, the rest is black.",
+        _BLIND,
+        "The published `.pt` file is read without running anything that is in it.",
+    ),
+    "FlashGRPORewardAesthetic": _model_reward(
+        "aesthetic",
+        "**LAION aesthetic**: how beautiful people would find a frame. The prompt plays no part.",
+        _BLIND,
+        "Needs OpenAI's CLIP L/14; the vision side is enough, so a file of `models/clip_vision` works.",
+        "Alone it leads away from the prompt: add PickScore or HPSv3.",
+    ),
+    "FlashGRPORewardHpsv3": _model_reward(
+        "hpsv3",
+        "**HPSv3**: human preference for frames by a 7B vision-language model; of the frame rewards here the closest to people, and the slowest.",
+        _BLIND,
+        "*every* 4 scores every fourth frame. Lower *batch* when memory runs out.",
+    ),
+    "FlashGRPORewardVideoreward": _model_reward(
+        "videoreward",
+        "**VideoReward** (VideoAlign): visual quality, motion quality and text alignment of the whole video, by a 2B vision-language model that looks at two frames a second. The three values are standardised; the weights make one score of them, and each is reported on its own.",
+        "The text with which it was trained comes from `prompt_template.py` of the VideoAlign repository. Put that file into the model's folder; it is read as data and never run.",
+        "*motion* above 1 adds movement to frame rewards.",
     ),
     "FlashGRPORewardClipscore": _model_reward(
         "clipscore",

@@ -15,7 +15,7 @@ from torch import nn
 from ..control import Control
 from ..errors import FlashGRPOError
 from .batch import VideoBatch
-from .options import AGGREGATES, aggregate, choice, number
+from .options import choice, frame_rule, number
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 #: Folder of reward models below ComfyUI's `models` folder.
@@ -117,15 +117,14 @@ class FrameReward(ModelReward):
     ) -> None:
         super().__init__(dtype, device, **files)
         self.batch = int(number(self.name, "batch", batch, 1, 1024))
-        self.frames = choice(self.name, "frames", frames, AGGREGATES)
-        self.every = int(number(self.name, "every", every, 1, 1024))
+        self.rule = frame_rule(self.name, frames, every)
 
     def score(self, batch: VideoBatch, control: Control | None = None) -> dict[str, np.ndarray]:
         """See the class."""
         control = control or Control()
         values = []
         for video, prompt in zip(batch.videos, batch.prompts, strict=True):
-            chosen = video[:: self.every]
+            chosen = self.rule.pick(video)
             scores = []
             for start in range(0, len(chosen), self.batch):
                 control.check()
@@ -133,7 +132,7 @@ class FrameReward(ModelReward):
                 with torch.no_grad():
                     some = self._score_frames(model, chosen[start : start + self.batch], prompt)
                 scores.append(some.double().cpu().numpy())
-            values.append(aggregate(np.concatenate(scores), self.frames))
+            values.append(self.rule.total(np.concatenate(scores)))
         return {self.name: np.array(values, dtype=np.float64)}
 
     def _score_frames(self, model: Any, frames: np.ndarray, prompt: str) -> torch.Tensor:
