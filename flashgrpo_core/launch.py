@@ -36,6 +36,11 @@ def launched_world(config: Config) -> World:
             f"run.processes = {wanted}, but {expected} process(es) were started: start {wanted}, e.g. with "
             f"torchrun --nproc_per_node {wanted} -m flashgrpo_core train ..., or set run.processes = 0"
         )
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        raise FlashGRPOError(
+            "DeepSpeed is not used here: only a LoRA is trained, so ZeRO has no optimizer state worth "
+            "sharding; choose multi-GPU in accelerate config, or FSDP for models that do not fit one GPU"
+        )
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         config.model.shard = True
     world = World.launched(cpu=config.model.device == "cpu", timeout=config.run.timeout)
