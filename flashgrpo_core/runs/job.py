@@ -188,9 +188,13 @@ def job_config(job: Job, output: Path, models: list[Path]) -> Config:
 
 def _check_term(term: dict[str, Any], setting: str, output: Path, models: list[Path]) -> None:
     for option, value in term.items():
+        if isinstance(value, dict):  # a gate
+            _check_term(value, f"{setting} {option}", output, models)
+        where = f"{setting} {term.get('name')!r}: {option} = {str(value)[:80]!r}"
+        if isinstance(value, list) and any("://" in str(item) for item in value):
+            raise FlashGRPOError(f"{where} is an address: a job names servers, not addresses")
         if not isinstance(value, str):
             continue
-        where = f"{setting} {term['name']!r}: {option} = {value[:80]!r}"
         if value.startswith(MODEL_FILE):
             name = value.removeprefix(MODEL_FILE)
             term[option] = _model_file(name, "reward", where, output, models)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..cli_common import Answer
 from ..errors import FlashGRPOError
+from ..lookup import resolve_terms
 from ..rewards.mix import RewardMix
 from ..rewards.servers import read_token
 from .protocol import Limits
@@ -72,8 +73,10 @@ def served_rewards(
             text = f"{names[0]}.{text}"
         apply_override(tables, text)
     rewards = {}
+    folder = Path(models).expanduser() if models else None
     for name, table in tables.items():
-        mix = RewardMix([{"name": name, **table}], on_nan="mask")
+        terms = resolve_terms([{"name": name, **table}], Path.cwd(), folder)
+        mix = RewardMix(terms, on_nan="mask")
         if mix.feature_sizes:
             raise FlashGRPOError(
                 f"reward {name!r} compares the videos of a group, which a server never sees "

@@ -110,6 +110,9 @@ class JudgeReward:
 
     served = True
     whole_batch = True
+    #: Options that name files, looked up beside the TOML.
+    files = ("token_file",)
+    source = "write the server's token into it"
 
     def __init__(
         self,

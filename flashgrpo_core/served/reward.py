@@ -81,6 +81,9 @@ class ServedReward:
 
     served = True
     whole_batch = True
+    #: Options that name files, looked up beside the TOML.
+    files = ("token_file",)
+    source = "write the server's token into it"
 
     def __init__(
         self,
