@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashgrpo_core.advantage import ADVANTAGE_STDS, compute_advantages
+from flashgrpo_core.advantage import ADVANTAGE_STDS, check_masked, compute_advantages
 from flashgrpo_core.errors import FlashGRPOError
 
 DELTA = 1e-4
@@ -239,3 +239,28 @@ def test_bad_requests_are_named() -> None:
         compute_advantages({}, {})
     with pytest.raises(FlashGRPOError, match="'batch'.*update, group, max_group, none, raw_update"):
         compute_advantages({"a": REWARDS}, {"a": 1.0}, std="batch")
+
+
+@pytest.mark.parametrize(
+    ("shape", "masked", "least", "reason"),
+    [
+        ((6, 8), 0, 2, None),
+        ((5, 8), 4, 2, None),  # exactly a tenth
+        ((5, 8), 5, 2, "5 of 40 videos have no score, at most 10% may be left out"),
+        ((20, 2), 1, 2, "group 1 has 1 scored videos left of 2, it needs 2"),
+        ((20, 1), 1, 0, None),  # an evaluation: no groups
+        ((2, 4), 8, 0, "8 of 8"),
+    ],
+)
+def test_what_failed_scores_may_leave_over(
+    shape: tuple[int, int], masked: int, least: int, reason: str | None
+) -> None:
+    valid = np.ones(shape, bool)
+    # Spread over the groups, so that only the share decides where both could.
+    order = np.arange(valid.size).reshape(shape).T.ravel()
+    valid.flat[order[:masked]] = False
+    if reason is None:
+        check_masked(valid, least)
+    else:
+        with pytest.raises(FlashGRPOError, match=reason):
+            check_masked(valid, least)
