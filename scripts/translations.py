@@ -6,6 +6,8 @@ Ranges ("Range 1 to 512.") and "-1 = the preset's value." are translated by the 
 
 from __future__ import annotations
 
+import reward_translations
+
 LANGUAGES = ("ko", "zh")
 
 #: Sentences with values: `{0}`, `{1}` are the numbers.
@@ -103,90 +105,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Advanced Training Settings": ("고급 학습 설정", "高级训练设置"),
     "Train Step": ("학습 단계", "训练步"),
     "Video Settings": ("비디오 설정", "视频设置"),
-    # rewards with a network
-    "Reward: CLIPScore": ("보상: CLIPScore", "奖励：CLIPScore"),
-    "Reward: PickScore": ("보상: PickScore", "奖励：PickScore"),
-    "Reward: HPSv2.1": ("보상: HPSv2.1", "奖励：HPSv2.1"),
-    "Reward: HPSv3": ("보상: HPSv3", "奖励：HPSv3"),
-    "Reward: LAION aesthetic": ("보상: LAION 미적 점수", "奖励：LAION 美学"),
-    "Reward: VideoReward": ("보상: VideoReward", "奖励：VideoReward"),
-    "head": ("헤드", "头部"),
-    "batch": ("배치", "批大小"),
-    "device": ("장치", "设备"),
-    "limit": ("한계", "上限"),
-    "visual": ("시각", "视觉"),
-    "motion": ("움직임", "运动"),
-    "Rewards frames that show what the prompt says, by CLIP. -1 .. 1, in practice about 0.15 .. 0.35; higher is better. Can be cheated by: written words, collages of the prompt's objects; blind to movement and faults.": (
-        "CLIP으로 보아 프롬프트의 내용을 보여 주는 프레임에 보상합니다. -1 .. 1, 실제로는 약 0.15 .. 0.35, 높을수록 좋습니다. 속임수: 글자, 프롬프트 속 물체의 콜라주. 움직임과 결함은 보지 못합니다.",
-        "用 CLIP 奖励符合提示词内容的帧。-1 至 1，实际约 0.15 至 0.35，越高越好。可能的作弊方式：写出的文字、提示词中物体的拼贴；看不到运动和缺陷。",
-    ),
-    "Rewards frames that people would pick for the prompt, by PickScore. about 0.7 .. 1 (the raw logit divided by 26); higher is better. Can be cheated by: glossy, over-sharpened, saturated pictures; blind to movement.": (
-        "PickScore로 보아 사람들이 프롬프트에 맞게 고를 프레임에 보상합니다. 약 0.7 .. 1(원래 로짓을 26으로 나눈 값), 높을수록 좋습니다. 속임수: 번들거리고 지나치게 선명하며 채도가 높은 그림. 움직임은 보지 못합니다.",
-        "用 PickScore 奖励人们会为提示词选择的帧。约 0.7 至 1（原始 logit 除以 26），越高越好。可能的作弊方式：过于光亮、过度锐化、过饱和的画面；看不到运动。",
-    ),
-    "Rewards frames that people would rank high for the prompt, by HPSv2.1. -1 .. 1, in practice about 0.2 .. 0.35; higher is better. Can be cheated by: a glossy, saturated style; blind to movement.": (
-        "HPSv2.1로 보아 사람들이 프롬프트에 대해 높은 순위를 줄 프레임에 보상합니다. -1 .. 1, 실제로는 약 0.2 .. 0.35, 높을수록 좋습니다. 속임수: 번들거리고 채도가 높은 화풍. 움직임은 보지 못합니다.",
-        "用 HPSv2.1 奖励人们会为提示词给出高排名的帧。-1 至 1，实际约 0.2 至 0.35，越高越好。可能的作弊方式：光亮、过饱和的风格；看不到运动。",
-    ),
-    "Rewards frames that people would rate as beautiful; the prompt plays no part. about 1 .. 10; higher is better. Can be cheated by: painterly, moody, shallow-focus pictures that leave the prompt; blind to movement.": (
-        "사람들이 아름답다고 평가할 프레임에 보상합니다. 프롬프트는 관계없습니다. 약 1 .. 10, 높을수록 좋습니다. 속임수: 프롬프트를 벗어난 회화풍, 어두운 분위기, 얕은 초점의 그림. 움직임은 보지 못합니다.",
-        "奖励人们会认为美的帧；与提示词无关。约 1 至 10，越高越好。可能的作弊方式：偏离提示词的绘画感、阴郁、浅景深的画面；看不到运动。",
-    ),
-    "Rewards frames that people would prefer for the prompt, by HPSv3. unbounded, in practice about -5 .. 15; higher is better. Can be cheated by: crowded, over-detailed pictures; blind to movement.": (
-        "HPSv3로 보아 사람들이 프롬프트에 대해 더 좋아할 프레임에 보상합니다. 범위 제한 없음, 실제로는 약 -5 .. 15, 높을수록 좋습니다. 속임수: 복잡하고 지나치게 세밀한 그림. 움직임은 보지 못합니다.",
-        "用 HPSv3 奖励人们更喜欢的、符合提示词的帧。没有界限，实际约 -5 至 15，越高越好。可能的作弊方式：拥挤、细节过多的画面；看不到运动。",
-    ),
-    "Rewards videos by visual quality, motion quality and text alignment (VideoAlign). standardised, each about -3 .. 3; the sum of the weighted values; higher is better. Can be cheated by: showy camera moves and gloss; it sees two frames per second.": (
-        "시각 품질, 움직임 품질, 텍스트 일치도로 비디오에 보상합니다(VideoAlign). 표준화된 값으로 각각 약 -3 .. 3, 가중치를 곱한 값의 합, 높을수록 좋습니다. 속임수: 과시적인 카메라 움직임과 광택. 초당 두 프레임만 봅니다.",
-        "按视觉质量、运动质量和文本一致性奖励视频（VideoAlign）。标准化的值，每项约 -3 至 3，为加权值之和，越高越好。可能的作弊方式：炫耀的运镜和光泽；它每秒只看两帧。",
-    ),
-    "A complete CLIP model, folder or file. Lists models/flashgrpo_rewards or models/clip_vision.": (
-        "완전한 CLIP 모델, 폴더 또는 파일. models/flashgrpo_rewards 또는 models/clip_vision의 목록입니다.",
-        "完整的 CLIP 模型，文件夹或文件。列出 models/flashgrpo_rewards 或 models/clip_vision。",
-    ),
-    "PickScore_v1, folder or file. Lists models/flashgrpo_rewards or models/clip_vision.": (
-        "PickScore_v1, 폴더 또는 파일. models/flashgrpo_rewards 또는 models/clip_vision의 목록입니다.",
-        "PickScore_v1，文件夹或文件。列出 models/flashgrpo_rewards 或 models/clip_vision。",
-    ),
-    "HPS_v2.1_compressed.pt, or a folder of it. Lists models/flashgrpo_rewards or models/clip_vision.": (
-        "HPS_v2.1_compressed.pt 또는 그 폴더. models/flashgrpo_rewards 또는 models/clip_vision의 목록입니다.",
-        "HPS_v2.1_compressed.pt 或它的文件夹。列出 models/flashgrpo_rewards 或 models/clip_vision。",
-    ),
-    "OpenAI's CLIP L/14, complete or its vision side. Lists models/flashgrpo_rewards or models/clip_vision.": (
-        "OpenAI의 CLIP L/14, 전체 또는 비전 쪽만. models/flashgrpo_rewards 또는 models/clip_vision의 목록입니다.",
-        "OpenAI 的 CLIP L/14，完整的或仅视觉部分。列出 models/flashgrpo_rewards 或 models/clip_vision。",
-    ),
-    "sac+logos+ava1-l14-linearMSE, the predictor. Lists models/flashgrpo_rewards.": (
-        "예측기 sac+logos+ava1-l14-linearMSE. models/flashgrpo_rewards의 목록입니다.",
-        "预测器 sac+logos+ava1-l14-linearMSE。列出 models/flashgrpo_rewards。",
-    ),
-    "The folder with HPSv3.safetensors. Lists models/flashgrpo_rewards.": (
-        "HPSv3.safetensors가 있는 폴더. models/flashgrpo_rewards의 목록입니다.",
-        "含有 HPSv3.safetensors 的文件夹。列出 models/flashgrpo_rewards。",
-    ),
-    "The folder with VideoReward's files. Lists models/flashgrpo_rewards.": (
-        "VideoReward의 파일이 있는 폴더. models/flashgrpo_rewards의 목록입니다.",
-        "含有 VideoReward 文件的文件夹。列出 models/flashgrpo_rewards。",
-    ),
-    "Scores are limited to -limit and limit.": (
-        "점수를 -limit와 limit 사이로 제한합니다.",
-        "分数限制在 -limit 和 limit 之间。",
-    ),
-    "Weight of visual quality.": ("시각 품질의 가중치.", "视觉质量的权重。"),
-    "Weight of motion quality.": ("움직임 품질의 가중치.", "运动质量的权重。"),
-    "Weight of alignment.": ("텍스트 일치도의 가중치.", "文本一致性的权重。"),
-    "Frames that go through the network together, 1 to 1024: lower it when memory runs out.": (
-        "신경망에 함께 통과시키는 프레임 수, 1~1024: 메모리가 부족하면 낮추세요.",
-        "一起通过网络的帧数，1 至 1024：内存不足时调低。",
-    ),
-    "Compute type of the reward's network; auto is bf16 on a GPU and fp32 on the CPU.": (
-        "보상 신경망의 계산 형식. auto는 GPU에서 bf16, CPU에서 fp32입니다.",
-        "奖励网络的计算类型；auto 在 GPU 上为 bf16，在 CPU 上为 fp32。",
-    ),
-    "auto lets ComfyUI move the network to the GPU and away again; cpu keeps it in main memory, which is slow.": (
-        "auto는 ComfyUI가 신경망을 GPU로 옮기고 다시 내리게 합니다. cpu는 주 메모리에 두며 느립니다.",
-        "auto 由 ComfyUI 将网络移到 GPU 再移走；cpu 将其留在内存中，较慢。",
-    ),
     # rewards with a network
     "Reward: CLIPScore": ("보상: CLIPScore", "奖励：CLIPScore"),
     "Reward: PickScore": ("보상: PickScore", "奖励：PickScore"),
@@ -1018,3 +936,5 @@ TEXTS: dict[str, tuple[str, str]] = {
     "saving": ("저장 중", "正在保存"),
     "waiting for a worker": ("워커를 기다리는 중", "正在等待工作进程"),
 }
+
+TEXTS |= reward_translations.TEXTS

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from flashgrpo_core.build import build_eval_reward
 from flashgrpo_core.config import Config
+from flashgrpo_core.distributed import World
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.groups import make_groups
 from flashgrpo_core.rewards import REWARDS, RewardMix, VideoBatch
 from flashgrpo_core.rewards.diversity import DiversityReward
 from flashgrpo_core.rewards.mix import win_rate
+from flashgrpo_core.scoring import Scores, gather_scores
 from tests.unit._clips import disc, line, noisy
 
 
@@ -198,6 +204,59 @@ def test_the_group_of_a_term_is_that_of_the_update() -> None:
     batch = VideoBatch(batch.videos, batch.prompts, 8.0, ids)
     mix = RewardMix([{"name": "level", "group": "win_rate"}])
     assert mix.score(batch).total.tolist() == [0, 1, 1, 0]
+
+
+class Threads(World):
+    """Ranks in threads, which add up their arrays as all-reduce does."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, shared: list) -> None:
+        super().__init__(rank, len(shared))
+        self.barrier, self.shared = barrier, shared
+
+    def sum_array(self, array: np.ndarray) -> np.ndarray:
+        self.shared[self.rank] = array
+        self.barrier.wait()
+        return np.sum(self.shared, axis=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_groups_are_compared_after_the_gather(size: int) -> None:
+    """Micro-batches of one group lie on several ranks, and some ranks have none."""
+    groups = make_groups(["one", "two"], iteration=1, run_seed=0, group_size=4, window=(0, 3))
+    rng = np.random.default_rng(8)
+    videos = rng.integers(1, 256, (2, 4, 3, 8, 8, 3)).astype(np.uint8)
+    videos[0] //= 3
+    videos[1, 2] = 0  # its score fails
+    gate = {"name": "brightness", "above": 0.3}
+    mix = RewardMix(
+        [{"name": "level", "group": "win_rate"}, {"name": "diversity", "gate": gate}]
+        + [{"name": "contrast", "weight": 0.5}],
+        "mask",
+    )
+    shares = [(p, range(s, s + 2)) for p in range(2) for s in (0, 2)]
+
+    def work(world: World) -> Scores:
+        pieces = []
+        for p, samples in world.deal(shares):
+            part = videos[p, samples.start : samples.stop]
+            ids = [groups[p].group_id] * 2
+            rollout = SimpleNamespace(group=groups[p], samples=samples)
+            pieces.append((rollout, mix.measure(VideoBatch(part, ids, 8.0, ids))))
+        return gather_scores(groups, pieces, mix, world)
+
+    barrier, shared = threading.Barrier(size), [None] * size
+    with ThreadPoolExecutor(size) as pool:
+        found = list(pool.map(work, [Threads(r, barrier, shared) for r in range(size)]))
+    ids = np.repeat([g.group_id for g in groups], 4).tolist()
+    whole = mix.score(VideoBatch(videos.reshape(8, 3, 8, 8, 3), ids, 8.0, ids))
+    for scores in found:
+        np.testing.assert_array_equal(scores.total, whole.total.reshape(2, 4))
+        assert scores.valid.tolist() == [[True] * 4, [True, True, False, True]]
+        for label, values in whole.terms.items():
+            np.testing.assert_array_equal(scores.terms[label], values.reshape(2, 4))
+        np.testing.assert_array_equal(
+            scores.compared["level"], whole.compared["level"].reshape(2, 4)
+        )
 
 
 def test_evaluations_judge_the_values_behind_a_win_rate() -> None:
