@@ -260,8 +260,8 @@ def preflight(config: Config, *, files: bool = True) -> None:
                     f"{', '.join(str(r) for r in sorted(ranks))}, model.lora_rank is "
                     f"{full.model.lora_rank}: use the same rank"
                 )
-    build_reward(full)
-    build_eval_reward(full)
+    build_reward(full).check_prompts(p.text for p in prompts.train)
+    build_eval_reward(full).check_prompts(p.text for p in (*prompts.validation, *prompts.test))
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,17 @@ class RewardMix:
         """Length of the feature vectors of each group-wise term, by label."""
         return {t.label: int(t.reward.feature_size) for t in self._terms if t.group_wise}
 
+    def check_prompts(self, prompts: Iterable[str]) -> None:
+        """Ask the rewards that have `check_prompt(prompt)` whether they can score these prompts.
+
+        Raises:
+            FlashGRPOError: a reward cannot; better before the first video than after it.
+        """
+        checks = [getattr(reward, "check_prompt", None) for reward in self.rewards]
+        for prompt in prompts:
+            for check in filter(None, checks):
+                check(prompt)
+
     def score(self, batch: VideoBatch, control: Control | None = None) -> MixedScores:
         """Measure a batch and compare inside its groups (videos of equal `group_ids`).
 

@@ -80,18 +80,26 @@ class OcrReward:
         Raises:
             FlashGRPOError: a prompt quotes no text, or the reader cannot be loaded.
         """
-        asked = [_letters(self.text) or _letters(quoted(p)) for p in batch.prompts]
-        for text, prompt in zip(asked, batch.prompts, strict=True):
-            if not text:
-                raise FlashGRPOError(
-                    f"ocr reward: prompt {prompt[:80]!r} has no text in quotation marks: write e.g. "
-                    'a sign that reads "OPEN", or set the option text'
-                )
+        asked = [self.check_prompt(prompt) for prompt in batch.prompts]
         values = []
         for video, text in zip(batch.videos, asked, strict=True):
             scores = [_closeness(_letters(self.read(f)), text) for f in self.rule.pick(video)]
             values.append(self.rule.total(np.array(scores)))
         return {self.name: np.array(values, dtype=np.float64)}
+
+    def check_prompt(self, prompt: str) -> str:
+        """The letters and digits that a prompt asks for.
+
+        Raises:
+            FlashGRPOError: it quotes no text.
+        """
+        text = _letters(self.text or quoted(prompt))
+        if not text:
+            raise FlashGRPOError(
+                f"ocr reward: prompt {prompt[:80]!r} has no text in quotation marks: write e.g. "
+                'a sign that reads "OPEN", or set the option text'
+            )
+        return text
 
     def read(self, frame: np.ndarray) -> str:
         """The text in one frame, uint8 RGB `[H, W, 3]`."""

@@ -37,6 +37,14 @@ class TinyWorldReward:
     hackable_by = "losing the named shape: only its colour and its motion are measured"
     cost = "0.1 s per frame of 832x480 on one CPU core; no weights"
 
+    def check_prompt(self, prompt: str) -> None:
+        """Check that a prompt names a colour and a direction.
+
+        Raises:
+            FlashGRPOError: it does not.
+        """
+        _asked(prompt)
+
     def score(self, batch: Any) -> dict[str, np.ndarray]:
         """Score a batch of videos.
 

@@ -259,6 +259,13 @@ def test_groups_are_compared_after_the_gather(size: int) -> None:
         )
 
 
+def test_prompts_that_a_reward_cannot_score_are_found_before_training() -> None:
+    mix = RewardMix([{"name": "level"}, {"name": "tiny_world"}])
+    mix.check_prompts(["a red circle moving left"])
+    with pytest.raises(FlashGRPOError, match="'a dog' names no colour"):
+        mix.check_prompts(["a red circle moving left", "a dog"])
+
+
 def test_evaluations_judge_the_values_behind_a_win_rate() -> None:
     config = Config()
     config.model.transformer = "tiny"
