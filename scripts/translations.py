@@ -6,6 +6,7 @@ Ranges ("Range 1 to 512.") and "-1 = the preset's value." are translated by the 
 
 from __future__ import annotations
 
+import expert_translations
 import reward_translations
 
 LANGUAGES = ("ko", "zh")
@@ -661,9 +662,9 @@ TEXTS: dict[str, tuple[str, str]] = {
         "가중하기 전에 각 항의 어드밴티지를 따로 표준화해, 크기 때문에 한 항이 결정하지 않게 합니다.",
         "在加权之前分别标准化每一项的优势，避免某一项因数值大小而起决定作用。",
     ),
-    "A score that is not finite: stop with an error, or mask the video out of its group.": (
-        "점수가 유한하지 않을 때: 오류로 멈추거나(error) 비디오를 그룹에서 뺍니다(mask).",
-        "得分不是有限值时：报错停止（error），或将该视频从组中剔除（mask）。",
+    "A score that is not finite: stop with an error, or mask the video out of its group; auto masks when a term is served by another process, which may fail for a moment, else stops.": (
+        "점수가 유한하지 않을 때: 오류로 멈추거나(error) 비디오를 그룹에서 뺍니다(mask). auto는 잠시 실패할 수 있는 다른 프로세스가 점수를 줄 때는 빼고, 아니면 멈춥니다.",
+        "得分不是有限值时：报错停止（error），或将该视频从组中剔除（mask）；auto 在分数由可能暂时出错的其他进程提供时剔除，否则停止。",
     ),
     "What is trained, and the name of the run.": (
         "학습할 대상과 실행의 이름.",
@@ -937,4 +938,4 @@ TEXTS: dict[str, tuple[str, str]] = {
     "waiting for a worker": ("워커를 기다리는 중", "正在等待工作进程"),
 }
 
-TEXTS |= reward_translations.TEXTS
+TEXTS |= reward_translations.TEXTS | expert_translations.TEXTS
