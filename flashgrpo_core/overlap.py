@@ -96,6 +96,7 @@ class ScoringThread:
         self._control = _ThreadControl()
         self._batches: queue.Queue[VideoBatch | None] = queue.Queue(WAITING)
         self._measured: list[Measured] = []
+        self._put = 0
         self._failure: BaseException | None = None
         # A daemon: a reward that hangs must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name="reward", daemon=True)
@@ -128,9 +129,11 @@ class ScoringThread:
             self._raise()
             control.check()
             try:
-                return self._batches.put(batch, timeout=0.2)
+                self._batches.put(batch, timeout=0.2)
             except queue.Full:
                 continue
+            self._put += len(batch)
+            return
 
     def finish(self, count: int, control: Control) -> list[Measured]:
         """Wait for what is left; returns the scores of all `count` micro-batches in order.
@@ -151,8 +154,8 @@ class ScoringThread:
 
     @property
     def left(self) -> int:
-        """Micro-batches that wait to be scored."""
-        return self._batches.qsize()
+        """Videos that have been handed over and are not scored yet."""
+        return self._put - sum(len(found.valid) for found in self._measured)
 
     def _raise(self) -> None:
         if self._failure is not None:
