@@ -54,9 +54,7 @@ class World:
         self.waiting = False
         self.lockstep: Lockstep | None = None
         self._parted = size == 1
-        own = np.zeros(size)
-        own[rank] = local_rank + 1
-        self.local_size = int(self.sum_array(own).max())
+        self.local_size = 1
 
     @classmethod
     def launched(cls, cpu: bool = False, timeout: float = 1800.0) -> World:
@@ -69,9 +67,11 @@ class World:
         from accelerate import PartialState
 
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout))
-        return cls(
+        world = cls(
             state.process_index, state.num_processes, state.device, state.local_process_index
         )
+        world.local_size = int(world.gather([world.local_rank + 1.0]).max())
+        return world
 
     @property
     def is_main(self) -> bool:
