@@ -390,10 +390,6 @@ TEXTS: dict[str, tuple[str, str]] = {
         "한도까지의 움직임에 보상하고 떨림에 벌점을 줍니다. 옵티컬 플로로 측정합니다. 0(정지 또는 떨림) .. 1(충분히 부드러운 움직임), 높을수록 좋습니다. 속임수: 카메라 패닝, 흘러가는 질감, 미끄러지는 물체, 프롬프트가 요구하지 않은 움직임. 품질이나 프롬프트 보상과 함께 쓰세요.",
         "奖励运动（有上限）并惩罚抖动，用光流测量。0（静止或抖动）至 1（足够且平滑的运动），越高越好。可能的作弊方式：镜头平移、漂移的纹理、滑动的物体、提示词没有要求的运动。请与质量或提示词奖励一起使用。",
     ),
-    "Rewards videos that are sharp, clean, well exposed, steady and not frozen. 0 (unusable) .. 1 (no measurable fault); higher is better. Can be cheated by: hard edges and over-sharpening, flat cartoon-like surfaces (no noise), high contrast just short of clipping. Soft focus and grain that the prompt asks for are taken for faults.": (
-        "선명하고 깨끗하며 노출이 알맞고 안정적이고 멈추지 않은 비디오에 보상합니다. 0(쓸 수 없음) .. 1(측정되는 결함 없음), 높을수록 좋습니다. 속임수: 날카로운 윤곽과 과한 샤프닝, 만화처럼 평평한 면(노이즈 없음), 클리핑 직전의 높은 대비. 프롬프트가 요구한 소프트 포커스와 그레인도 결함으로 봅니다.",
-        "奖励清晰、干净、曝光良好、稳定且不静止的视频。0（无法使用）至 1（测不出缺陷），越高越好。可能的作弊方式：生硬的边缘与过度锐化、卡通般的平面（无噪声）、接近溢出的高对比度。提示词要求的柔焦和颗粒也会被当作缺陷。",
-    ),
     "Does one coloured shape move as the prompt says? Measures hue and motion from the pixels; for the embedded tiny Wan, whose prompts read 'a red circle moving left'. 0 .. 1 (asked colour, asked direction); higher is better. Can be cheated by: losing the named shape: only its colour and its motion are measured.": (
         "색이 있는 도형 하나가 프롬프트대로 움직이나요? 픽셀에서 색상과 움직임을 측정합니다. 'a red circle moving left' 같은 프롬프트를 쓰는 내장 작은 Wan용입니다. 0 .. 1(요청한 색, 요청한 방향), 높을수록 좋습니다. 속임수: 이름 붙은 모양을 잃는 것. 색과 움직임만 측정합니다.",
         "一个有颜色的形状是否按提示词运动？从像素测量色相和运动；用于内置的微型 Wan，其提示词如 “a red circle moving left”。0 至 1（要求的颜色与方向），越高越好。可能的作弊方式：丢掉所说的形状，因为只测量颜色和运动。",
@@ -572,10 +568,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Wanted brightness, 0 black, 1 white.": (
         "원하는 밝기, 0 검정, 1 흰색.",
         "想要的亮度，0 黑，1 白。",
-    ),
-    "How the scores of the frames become that of the video; top30 and bottom30 are the means of the best and the worst 30 percent.": (
-        "프레임 점수를 비디오 점수로 만드는 방법. top30과 bottom30은 가장 좋은 30퍼센트와 가장 나쁜 30퍼센트의 평균.",
-        "如何由各帧得分得到视频得分；top30 和 bottom30 分别是最好和最差 30% 的平均。",
     ),
     "Further rewards: a chain is a weighted mix.": (
         "다른 보상. 이어 붙이면 가중 혼합이 됩니다.",
