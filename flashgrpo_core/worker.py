@@ -34,6 +34,7 @@ from .fence import LostLease, Released
 from .files import resolve_inside
 from .launch import launched_world, part
 from .lookup import adopt_moved_files
+from .networks import pick_device
 from .progress import Session, TerminalControl
 from .ready_embeddings import ReadyEmbeddings
 from .runs.checkpoint import list_checkpoints
@@ -57,6 +58,8 @@ def worker(args: Namespace) -> Answer:
     """Train jobs until asked to stop."""
     output, models = _folders(args.runs, args.models)
     launch = Config()
+    if pick_device("auto").type == "cpu":
+        launch.model.device = "cpu"  # processes without a GPU find each other only when told so
     world = launched_world(launch)
     control = TerminalControl(quiet=not world.is_main)
     with Session(control):

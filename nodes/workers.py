@@ -135,11 +135,10 @@ class Command:
         """
         folder, name = host.model_place(path)
         known = folder.name in FOLDERS.get(kind, ())
-        root = folder.parent if known or kind not in FOLDERS else folder
+        root = folder.parent if known else folder
         if root != host.output_folder() and root not in self._folders:
             self._folders.append(root)
-        # Rewards have no folder of their own kind: the name says in which one the file is.
-        return name if kind in FOLDERS else f"{folder.name}/{name}"
+        return name
 
     def text(self) -> str:
         """The command."""

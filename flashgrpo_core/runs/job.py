@@ -23,6 +23,7 @@ from ..embedded import TINY
 from ..errors import FlashGRPOError
 from ..files import path_parts, resolve_inside
 from ..lookup import FOLDERS, MODEL_FILES, PROMPT_FILES
+from ..rewards import REWARDS
 
 #: Version of the job file. A worker refuses others: it could misread them.
 SCHEMA = 1
@@ -141,10 +142,8 @@ def portable(config: Config, output: Path, name_of: NameOf) -> Tables:
                     f"prompts file {path!r} lies outside {root!r}: workers could not read it"
                 )
             tables["prompts"][key] = Path(path).relative_to(root).as_posix()
-    for term in [*tables["reward"]["terms"], *tables["eval"]["terms"]]:
-        for option, value in term.items():
-            if isinstance(value, str) and os.path.isabs(value):
-                term[option] = MODEL_FILE + name_of("reward", value)
+    for table in ("reward", "eval"):
+        tables[table]["terms"] = _named(tables[table]["terms"], name_of)
     # Where the runs lie is the worker's business.
     tables["run"].pop("output")
     return tables
@@ -181,29 +180,51 @@ def job_config(job: Job, output: Path, models: list[Path]) -> Config:
                 raise FlashGRPOError(f"prompts.{key} = {name!r} is not in {str(output)!r}")
             setattr(config.prompts, key, str(path))
     for table in ("reward", "eval"):
-        for term in getattr(config, table).terms:
-            _check_term(term, f"{table}.terms", output, models)
+        target = getattr(config, table)
+        target.terms = _found(target.terms, f"{table}.terms", output, models)
     return config
 
 
-def _check_term(term: dict[str, Any], setting: str, output: Path, models: list[Path]) -> None:
-    for option, value in term.items():
-        if isinstance(value, dict):  # a gate
-            _check_term(value, f"{setting} {option}", output, models)
-        where = f"{setting} {term.get('name')!r}: {option} = {str(value)[:80]!r}"
-        if isinstance(value, list) and any("://" in str(item) for item in value):
-            raise FlashGRPOError(f"{where} is an address: a job names servers, not addresses")
-        if not isinstance(value, str):
-            continue
-        if value.startswith(MODEL_FILE):
-            name = value.removeprefix(MODEL_FILE)
-            term[option] = _model_file(name, "reward", where, output, models)
-        elif "://" in value:
-            raise FlashGRPOError(f"{where} is an address: a job names servers, not addresses")
-        elif os.path.isabs(value) or ".." in re.split(r"[\\/]", value) or value.startswith("~"):
-            raise FlashGRPOError(
-                f"{where} is a path: a job names files below a models folder as {MODEL_FILE}NAME"
-            )
+def _named(value: Any, name_of: NameOf) -> Any:
+    """Options of a reward term, also of a gate in it, with names in place of paths."""
+    if isinstance(value, dict):
+        return {key: _named(inner, name_of) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_named(inner, name_of) for inner in value]
+    if isinstance(value, str) and os.path.isabs(value):
+        return MODEL_FILE + name_of("reward", value)
+    return value
+
+
+def _found(value: Any, setting: str, output: Path, models: list[Path]) -> Any:
+    """The inverse of `_named` on this machine.
+
+    Raises:
+        FlashGRPOError: an address, a path, or a file that is not there.
+    """
+    if isinstance(value, list):
+        return [_found(inner, setting, output, models) for inner in value]
+    if isinstance(value, dict):
+        reward = REWARDS.get(str(value.get("name")))
+        found = {}
+        for key, inner in value.items():
+            if key in getattr(reward, "files", ()) and inner and isinstance(inner, str):
+                inner = MODEL_FILE + inner.removeprefix(MODEL_FILE)
+            where = f"{setting} {value.get('name') or ''} {key}"
+            found[key] = _found(inner, where, output, models)
+        return found
+    if not isinstance(value, str):
+        return value
+    where = f"{setting} = {value[:80]!r}"
+    if value.startswith(MODEL_FILE):
+        return _model_file(value.removeprefix(MODEL_FILE), "reward", setting, output, models)
+    if "://" in value:
+        raise FlashGRPOError(f"{where} is an address: a job names servers, not addresses")
+    if os.path.isabs(value) or ".." in re.split(r"[\\/]", value) or value.startswith("~"):
+        raise FlashGRPOError(
+            f"{where} is a path: a job names files below a models folder as {MODEL_FILE}NAME"
+        )
+    return value
 
 
 def _model_file(name: str, kind: str, setting: str, output: Path, models: list[Path]) -> str:

@@ -28,8 +28,9 @@ def test_stopped_cancelled_given_back(tmp_path: Path) -> None:
     first = WorkerProcess(tmp_path, "first")
     second = None
     try:
-        stopped = submit(tmp_path, "stopped")
-        wait_until(lambda: stopped.progress().get("phase") == "rollout", what="the training")
+        longer = {"run": {"iterations": 3}}
+        stopped = submit(tmp_path, "stopped", longer)
+        wait_until(lambda: stopped.progress().get("phase"), what="the training")
         first.send(signal.SIGSTOP)
         second = WorkerProcess(tmp_path, "second")
         wait_until(stopped.result, what="the take-over")
@@ -44,7 +45,7 @@ def test_stopped_cancelled_given_back(tmp_path: Path) -> None:
         ]
 
         # The second worker ends when asked; its job goes back and the first one finishes it.
-        back = submit(tmp_path, "back")
+        back = submit(tmp_path, "back", longer)
         cancelled = submit(tmp_path, "cancelled", {"run": {"iterations": 1000}})
         wait_until(lambda: back.progress().get("phase") and cancelled.progress().get("phase"))
         owners = {entry.name: entry.lease().owner.split(".")[0] for entry in (back, cancelled)}

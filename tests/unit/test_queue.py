@@ -20,7 +20,7 @@ from flashgrpo_core.progress import TerminalControl
 from flashgrpo_core.ready_embeddings import ReadyEmbeddings, write_embeddings
 from flashgrpo_core.runs.events import EventLog, read_from
 from flashgrpo_core.runs.job import MAX_BYTES, Job, job_config, portable, read_job
-from flashgrpo_core.runs.queue import KEPT, Queue, Watch, write_heartbeat
+from flashgrpo_core.runs.queue import Queue, Watch, write_heartbeat
 from flashgrpo_core.worker import Worker
 from flashgrpo_core.worker_job import Heart, JobControl
 
@@ -77,15 +77,18 @@ def test_a_cancelled_job_that_waits_ends_at_once(tmp_path: Path) -> None:
     assert queue.active("a") is None and queue.active("b").name == taken.name
 
 
-def test_old_results_are_deleted_and_numbers_go_on(tmp_path: Path) -> None:
+def test_old_results_are_deleted_and_numbers_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashgrpo_core.runs.queue.KEPT", 4)
     queue = Queue(tmp_path)
     open_job = queue.submit("1", "open", TINY)
-    for number in range(KEPT + 3):
+    for number in range(7):
         queue.submit("1", f"run{number}", TINY).end("finished")
     last = queue.submit("1", "last", TINY)
-    assert last.name == f"{KEPT + 5:08d}"
+    assert last.name == "00000009"
     names = [entry.name for entry in queue.entries()]
-    assert len(names) == KEPT + 2 and names[0] == open_job.name
+    assert names == [open_job.name, *(f"{n:08d}" for n in (5, 6, 7, 8)), last.name]
 
 
 def test_alive_is_what_changes_by_ones_own_clock() -> None:
@@ -239,15 +242,17 @@ def test_names_become_files_of_this_machine(place: tuple[Path, Path]) -> None:
 def test_files_of_rewards_are_named_too(place: tuple[Path, Path]) -> None:
     output, models = place
     config = build_config(TINY)
-    config.reward.terms = [{"name": "x", "model": str(models / "vae/v.safetensors"), "how": "mean"}]
+    gate = {"name": "y", "model": str(models / "loras/l.safetensors")}
+    file = str(models / "vae/v.safetensors")
+    config.reward.terms = [{"name": "x", "model": file, "how": "mean", "gate": gate}]
     made = portable(config, output, lambda kind, path: Path(path).relative_to(models).as_posix())
     assert made["reward"]["terms"][0] == {
         "name": "x",
         "model": "models:vae/v.safetensors",
         "how": "mean",
+        "gate": {"name": "y", "model": "models:loras/l.safetensors"},
     }
-    term = resolve(place, made).reward.terms[0]
-    assert term["model"] == str(models / "vae/v.safetensors") and term["how"] == "mean"
+    assert resolve(place, made).reward.terms == config.reward.terms
 
 
 @pytest.mark.parametrize(
