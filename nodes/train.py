@@ -106,6 +106,12 @@ class Train(host.ComfyNode):
                     "started with `flashgrpo worker`, on this or another machine. The node shows the "
                     "same either way, and says the command when no worker is running.",
                 ),
+                RewardType.Input(
+                    "evaluation_reward",
+                    optional=True,
+                    tooltip="Another reward for judging the held-out prompts; without it the reward "
+                    "that is trained on.",
+                ),
             ],
             outputs=[
                 io.LoraModel.Output(
@@ -133,12 +139,13 @@ class Train(host.ComfyNode):
         reward: Reward | None = None,
         advanced: Advanced | None = None,
         run_on: str = HERE,
+        evaluation_reward: Reward | None = None,
     ) -> io.NodeOutput:
         """Train, resume, or return what is there."""
         tables = merge(
             video_settings.tables,
-            {"reward": {"terms": [dict(term) for term in reward.terms]}} if reward else {},
-            {"eval": {"every": evaluate_every}},
+            {"reward": {"terms": _terms(reward)}},
+            {"eval": {"every": evaluate_every, "terms": _terms(evaluation_reward)}},
             _resolved(advanced, video_settings),
             {"run": {"name": policy.run, "preset": preset, "iterations": iterations, "seed": seed}},
         )
@@ -161,6 +168,11 @@ class Train(host.ComfyNode):
             picture,
             ui=ui.PreviewImage(picture),
         )
+
+
+def _terms(reward: Reward | None) -> list[dict[str, Any]]:
+    """Tables of a linked reward; none without a link."""
+    return [dict(term) for term in reward.terms] if reward else []
 
 
 def _resolved(advanced: Advanced | None, video_settings: VideoSettings) -> Tables:

@@ -13,6 +13,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Reward: Naturalness": ("보상: 자연스러움", "奖励：自然度"),
     "Reward: Readable text": ("보상: 읽을 수 있는 글자", "奖励：可读文字"),
     # names of inputs and outputs
+    "evaluation reward": ("평가 보상", "评估奖励"),
     "gate": ("게이트", "门控"),
     "passes": ("통과 조건", "通过条件"),
     "threshold": ("임계값", "阈值"),
@@ -88,6 +89,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Value of the videos that do not pass.": (
         "통과하지 못한 비디오의 값.",
         "未通过的视频的取值。",
+    ),
+    "Another reward for judging the held-out prompts; without it the reward that is trained on.": (
+        "빼 둔 프롬프트를 평가할 다른 보상. 없으면 학습하는 보상.",
+        "用于评判留出提示词的另一个奖励；未连接则使用训练的奖励。",
     ),
     "The rewards that are limited.": ("제한할 보상.", "要限幅的奖励。"),
     "Lower values count as this one.": (
