@@ -107,7 +107,16 @@ def test(arguments: list[str]) -> None:
         run("lint", [PYTHON, "-m", "ruff", "check", "."], folder=REPO)
         run("format", [PYTHON, "-m", "ruff", "format", "--check", "."], folder=REPO)
         run("types", [PYTHON, "-m", "mypy"], folder=REPO)
-    run("tests", [PYTHON, "-m", "pytest", *arguments], folder=REPO)
+    run("tests", [PYTHON, "-m", "pytest", *(arguments or parallel())], folder=REPO)
+
+
+def parallel() -> list[str]:
+    """Options of pytest that spread the whole suite over the processors, file by file."""
+    processors = os.cpu_count() or 1
+    jobs = max(1, min(4, processors))
+    # Tests start programs of their own; together they should not ask for more than there is.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors // jobs)))
+    return ["-n", str(jobs), "--dist", "loadfile"]
 
 
 # --- environment ---------------------------------------------------------------------------------

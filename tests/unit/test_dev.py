@@ -126,6 +126,7 @@ def test_demo_sets_up_once_and_passes_arguments_on(dev: ModuleType, steps: Steps
 def test_a_test_run_checks_then_tests(dev: ModuleType, steps: Steps) -> None:
     assert dev.main(["test"]) == 0
     assert steps.names == ["environment", "install", "lint", "format", "types", "tests"]
+    assert steps.commands[5][3:5] == ["-n", str(max(1, min(4, os.cpu_count() or 1)))]
     assert steps.commands[1][-1] == f"{dev.REPO}[test]"
     assert dev.main(["test", "tests/unit", "-k", "sde"]) == 0
     assert steps.names[6:] == ["tests"]
