@@ -28,6 +28,11 @@ NODES = {
     "FlashGRPOSaveLora": "Save LoRA",
     "FlashGRPOCompare": "Compare",
     "FlashGRPOLoadRun": "Load Run",
+    "FlashGRPOScoreVideos": "Score Videos",
+    "FlashGRPORewardGate": "Reward: Gate",
+    "FlashGRPORewardLimits": "Reward: Limits",
+    "FlashGRPORewardWinRate": "Reward: Win rate",
+    "FlashGRPORewardInstalled": "Reward: Installed",
 }
 SNAPSHOT = Path(__file__).with_name("node_schemas.json")
 
