@@ -21,8 +21,14 @@ FAULTS = ("blur", "noise", "exposure", "flicker", "freeze")
 TOTAL = "total"
 
 
-def _about(name: str, *options: Any) -> dict[str, Any]:
-    """The rest of a schema: weight, the reward's own options, and the chain."""
+def _about(name: str, *options: Any, added: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """The rest of a schema: weight, the reward's own options, and the chain.
+
+    Args:
+        name: name of the reward.
+        *options: widgets of its options.
+        added: widgets of options that came later; optional, for graphs that were saved before.
+    """
     reward: Any = REWARDS[name]
     weight = io.Float.Input(
         "weight",
@@ -42,7 +48,7 @@ def _about(name: str, *options: Any) -> dict[str, Any]:
         "category": f"{CATEGORY}/rewards",
         "description": f"{reward.description} {reward.range}; {reward.direction}. Can be cheated "
         f"by: {reward.hackable_by}.",
-        "inputs": [weight, *options, previous],
+        "inputs": [weight, *options, previous, *added],
         "outputs": [RewardType.Output(display_name="reward")],
     }
 
@@ -57,9 +63,12 @@ def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
     return io.NodeOutput(Reward(terms))
 
 
-def _number(name: str, default: float, low: float, high: float, tip: str) -> Any:
+def _number(
+    name: str, default: float, low: float, high: float, tip: str, optional: bool = False
+) -> Any:
     return io.Float.Input(
         name,
+        optional=optional,
         default=default,
         min=low,
         max=high,
@@ -98,6 +107,7 @@ def _every(default: int = 1) -> Any:
     return advanced(
         io.Int.Input(
             "every",
+            optional=True,
             default=default,
             min=1,
             max=1024,
@@ -111,6 +121,7 @@ def _part(name: str) -> Any:
     return advanced(
         io.Combo.Input(
             "part",
+            optional=True,
             options=[TOTAL, *reward.parts],
             default=TOTAL,
             tooltip="What counts: the reward's total, or one of its parts alone. Chain the node "
@@ -131,7 +142,9 @@ class RewardTechnical(host.ComfyNode):
                 "technical",
                 *(_number(f, 1.0, 0.0, 1.0, f"How much {f} costs; 0 ignores it.") for f in FAULTS),
                 _short_side(512, 32, 4096),
-                _number("blocks", 1.0, 0.0, 1.0, "How much blocks costs; 0 ignores it."),
+                added=(
+                    _number("blocks", 1.0, 0.0, 1.0, "How much blocks costs; 0 ignores it.", True),
+                ),
             ),
         )
 
@@ -159,7 +172,7 @@ class RewardMotion(host.ComfyNode):
                     "Speed from which more movement is not rewarded, short sides of the frame per second.",
                 ),
                 _short_side(128, 32, 512),
-                _part("motion"),
+                added=(_part("motion"),),
             ),
         )
 
@@ -241,7 +254,7 @@ class RewardBrightness(host.ComfyNode):
                 "brightness",
                 _number("target", 0.5, 0.0, 1.0, "Wanted brightness, 0 black, 1 white."),
                 _frames(),
-                _every(),
+                added=(_every(),),
             ),
         )
 
@@ -269,7 +282,7 @@ class RewardContrast(host.ComfyNode):
                     "Wanted contrast, 0 flat, 1 half black and half white; photos lie near 0.45.",
                 ),
                 _frames(),
-                _every(),
+                added=(_every(),),
             ),
         )
 
@@ -297,7 +310,7 @@ class RewardColourfulness(host.ComfyNode):
                     "Wanted colourfulness, 0 grey, 1 extremely colourful; photos lie near 0.4.",
                 ),
                 _frames(),
-                _every(),
+                added=(_every(),),
             ),
         )
 
@@ -333,7 +346,7 @@ class RewardJpegSize(host.ComfyNode):
                     )
                 ),
                 _frames(),
-                _every(),
+                added=(_every(),),
             ),
         )
 
