@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 #: Longest pause of a server that fails or is busy, seconds.
 MAX_REST = 30.0
 _FIRST_REST = 0.5
+#: Longest wait for a connection, seconds: a machine that is off does not answer at all.
+_CONNECT = 10.0
 _LONGEST_ANSWER = 64 << 20
 
 
@@ -70,6 +72,7 @@ class _Server:
         self.rest_until = 0.0
 
     def connection(self, timeout: float) -> http.client.HTTPConnection:
+        """A connection that is not open yet."""
         kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
         return kind(self.host, self.port, timeout=timeout)
 
@@ -181,11 +184,13 @@ class ServerPool:
         headers = {"User-Agent": f"flashgrpo/{__version__}", "Content-Type": content_type}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
-        connection = server.connection(self.timeout)
+        connection = server.connection(min(self.timeout, _CONNECT))
         stop.watch(connection)
         try:
             if stop.event.is_set():
                 raise ConnectionAbortedError("stopped")
+            connection.connect()
+            connection.sock.settimeout(self.timeout)
             try:
                 connection.request(method, server.path + path, body or None, headers)
             except (BrokenPipeError, ConnectionResetError):
