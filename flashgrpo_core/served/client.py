@@ -187,10 +187,10 @@ class ServerPool:
         connection = server.connection(min(self.timeout, _CONNECT))
         stop.watch(connection)
         try:
-            if stop.event.is_set():
-                raise ConnectionAbortedError("stopped")
             connection.connect()
             connection.sock.settimeout(self.timeout)
+            if stop.event.is_set():
+                raise ConnectionAbortedError("stopped")
             try:
                 connection.request(method, server.path + path, body or None, headers)
             except (BrokenPipeError, ConnectionResetError):
