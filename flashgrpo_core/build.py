@@ -89,7 +89,18 @@ def latent_shape(config: Config, channels: int = 16, spatial: int = 8) -> tuple[
 
 
 def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> RolloutSettings:
-    """Rollout settings of a run for a model with these latents."""
+    """Rollout settings of a run for a model with these latents.
+
+    Raises:
+        FlashGRPOError: the size does not fill the transformer's patches of 2x2 latents.
+    """
+    patch = 2 * spatial
+    for name, side in (("width", config.rollout.width), ("height", config.rollout.height)):
+        if side % patch:
+            raise FlashGRPOError(
+                f"{name} {side} is not divisible by {patch}, which this model needs: use "
+                f"{max(side // patch, 1) * patch} or {-(-side // patch) * patch}"
+            )
     return RolloutSettings(
         latent_shape=latent_shape(config, channels, spatial),
         guidance=config.rollout.guidance,

@@ -57,7 +57,7 @@ class LoadPolicy(host.ComfyNode):
                     options=host.model_choices("vae", tiny=True),
                     default=host.TINY_CHOICE,
                     tooltip="Wan VAE (.safetensors from models/vae): wan_2.1_vae for Wan 2.1 and "
-                    "2.2 14B, or the embedded tiny VAE that belongs to the tiny Wan.",
+                    "2.2 14B, wan2.2_vae for 2.2 5B, or the embedded tiny VAE of the tiny Wan.",
                 ),
                 setting("model", "dtype"),
                 setting("model", "lora_rank", note="More can learn more and takes more memory."),

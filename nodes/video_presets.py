@@ -62,6 +62,15 @@ PRESETS: dict[str, Tables] = {
     "Wan 2.1 1.3B, 24 GB, 832x480": _preset(832, 480, 33, micro_batch=2, offload=True),
     "Wan 2.2 5B, 48 GB, 704x384": _preset(704, 384, 33, fps=24.0, micro_batch=2, offload=True),
     "Wan 14B, 80 GB, 832x480": _preset(832, 480, 33, micro_batch=2, offload=True),
+    "Wan 2.1 14B I2V, 80 GB, 832x480": _preset(
+        832, 480, 33, guidance=5.0, micro_batch=2, offload=True
+    ),
+    "Wan 2.2 A14B T2V, 80 GB, 832x480": _preset(
+        832, 480, 33, shift=5.0, guidance=4.0, guidance_low=3.0, micro_batch=2, offload=True
+    ),
+    "Wan 2.2 A14B I2V, 80 GB, 832x480": _preset(
+        832, 480, 33, shift=5.0, guidance=3.5, guidance_low=3.5, micro_batch=2, offload=True
+    ),
 }
 
 

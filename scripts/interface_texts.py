@@ -21,11 +21,13 @@ INPUT_NAMES = {
     "on_nan": "when not finite",
     "fps": "frames per second",
     "evaluate_every": "evaluate every",
+    "clip_vision": "CLIP vision",
 }
 OUTPUT_NAMES = {
     "lora": "LoRA",
     "lora_low_noise": "LoRA low noise",
     "lora_name": "LoRA name",
+    "lora_name_low_noise": "LoRA name low noise",
     "frozen_loras": "frozen LoRAs",
 }
 TYPE_NAMES = {

@@ -6,14 +6,7 @@ Tables of inputs are not written here: `make_docs.py` takes them from the nodes 
 from __future__ import annotations
 
 import sys
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from flashgrpo_core.rewards import REWARDS  # noqa: E402
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +79,6 @@ _NO_REWARD_MODEL = (
 )
 _BLIND = "It sees single frames and knows nothing about movement: add Motion or VideoReward, or the policy may freeze the video."
 
-def _model_reward(name: str, about: str, *tips: str) -> Help:
-    """A page with what the class says about its weights."""
-    reward: Any = REWARDS[name]
-    weights = (
-        f"**Weights**: {reward.source}; put it into `models/flashgrpo_rewards`. Nothing is "
-        f"downloaded.\n\n**Memory** of the weights: {reward.memory}; ComfyUI moves them to the GPU "
-        f"for scoring and away when others need the room.\n\n**Licence**: {reward.licence}.\n\n"
-        f"**Range**: {reward.range}."
-    )
-    return Help(f"{about}\n\n{weights}", _REWARD, (*tips, *_CHAIN), (_NO_REWARD_MODEL, _MEMORY))
-
-
-_NO_REWARD_MODEL = (
-    "no model for the reward ... was found",
-    "The list of the node is empty. Put the files that the message names into `models/flashgrpo_rewards` and press R. A model that does not fit its `config.json` is refused with the first weights that are missing or unknown.",
-)
-_BLIND = "It sees single frames and knows nothing about movement: add Motion or VideoReward, or the policy may freeze the video."
-
 HELP: dict[str, Help] = {
     "FlashGRPOLoadPolicy": Help(
         "Says **what is trained**: a Wan model, and a new LoRA on it. The *policy* is the model with the LoRA; reinforcement learning changes only the LoRA.\n\n"
@@ -112,6 +87,8 @@ HELP: dict[str, Help] = {
         {"policy": "The policy of the run at its newest iteration on disk."},
         (
             "Start with rank 16, alpha 32 and target attention. For a look or a style, higher ranks and `attention, ffn` learn more.",
+            "Wan 2.2 14B has two experts: the high-noise file in *diffusion model*, the low-noise file in *low noise model*. Train gives one LoRA for each; *train experts* leaves one of them as it is.",
+            "Image-to-video models start from the images of the Prompts node. Wan 2.1 image-to-video also needs `clip_vision_h.safetensors` in *clip vision*.",
             "fp8 files work. They are widened to 16 bit while training, so they save disk space, not memory.",
             "The run name has no socket on purpose: a linked name would be unknown when ComfyUI decides what has to run again.",
         ),
@@ -134,6 +111,7 @@ HELP: dict[str, Help] = {
         (
             "Use the same frozen LoRAs at the same strength when you render with the trained LoRA.",
             "With a 4-step speed LoRA set steps 4 and guidance 1 in Video Settings: training gets about ten times cheaper.",
+            "Speed LoRAs of Wan 2.2 14B come in pairs: one Frozen LoRA for each file, with *expert* set to its side. A file that names the other expert, or was made for another model, is refused.",
             "Chain several through *previous*; the order does not matter for the result.",
         ),
         (
@@ -162,6 +140,10 @@ HELP: dict[str, Help] = {
                 "width = ... must be a multiple of 16",
                 "Use multiples of 16; 32 for the Wan 2.2 5B model.",
             ),
+            (
+                "guidance_low = ... is for the low-noise expert",
+                "The preset is for a model with two experts, or *guidance low* is set: choose a preset of your model, or name the low-noise file in Load Wan Policy.",
+            ),
         ),
     ),
     "FlashGRPOPrompts": Help(
@@ -171,7 +153,7 @@ HELP: dict[str, Help] = {
         (
             "40 to 200 varied prompts of the kind you render work well. Near copies of one prompt teach the model only that prompt.",
             "Use a prompt style that the model knows: long, concrete, with movement and camera.",
-            'Text files hold one prompt a line; lines that start with `#` are skipped. JSONL files hold `{"prompt": "...", "image": "start.png"}` a line for image-to-video models.',
+            'Text files hold one prompt a line; lines that start with `#` are skipped. JSONL files hold `{"prompt": "...", "image": "start.png"}` a line for image-to-video models. *start image* gives one image to all prompts, or a batch with one for each.',
             "No trigger word is needed: a LoRA trained by reward changes how the model renders any prompt.",
         ),
         (
@@ -264,7 +246,10 @@ HELP: dict[str, Help] = {
     "FlashGRPOSaveLora": Help(
         "Writes a LoRA into `output/loras`, where every LoRA loader of ComfyUI lists it. The name on the node is the name in the list. Press **R** to refresh the lists.\n\n"
         "An existing file is never overwritten: a number is added, and the output says which name it got. The same LoRA saved twice stays one file.",
-        {"lora_name": "The name as LoraLoader lists it."},
+        {
+            "lora_name": "The name as LoraLoader lists it.",
+            "lora_name_low_noise": "The name of the low-noise expert's LoRA, for a policy with two experts.",
+        },
         (
             "Strength 1.0 is what was trained. Try 0.5 to 1.5. No trigger word is needed.",
             "`comfyui` and `kohya` files load in ComfyUI; `diffusers` is for Python scripts.",
@@ -288,6 +273,7 @@ HELP: dict[str, Help] = {
             "lora": "Its best exported LoRA, else its newest weights.",
             "curve": "The reward curve as a picture.",
             "samples": "The videos of the newest evaluation.",
+            "lora_low_noise": "The LoRA of the low-noise expert; nothing comes out when there is none.",
         },
         ("Queue again to see the newest state; the node looks at the run's log each time.",),
         (("run ... does not exist", "The message lists the runs that are there. Check the name."),),
@@ -562,42 +548,6 @@ HELP: dict[str, Help] = {
     "FlashGRPORewardTinyWorld": _picture_reward(
         "The reward of the **tiny demo**: does one coloured shape move as the prompt says? Colour and direction are measured from the pixels. Prompts must name a colour (red, green, blue, yellow, magenta, cyan) and a direction (left, right, up, down).",
         "For the tiny Wan only.",
-    ),
-    "FlashGRPORewardClipscore": _model_reward(
-        "clipscore",
-        "**CLIPScore**: how well the frames fit the prompt, by the cosine between CLIP's vectors of frame and prompt.",
-        _BLIND,
-        "A weights file of `models/clip_vision` works when it is the complete CLIP: a vision-only file cannot read prompts. ComfyUI's own CLIP tokenizer is used when the model has none beside it.",
-    ),
-    "FlashGRPORewardPickscore": _model_reward(
-        "pickscore",
-        "**PickScore**: which frame people would pick for the prompt. A CLIP H/14 that was trained on half a million choices; one of the usual rewards of published work.",
-        _BLIND,
-    ),
-    "FlashGRPORewardHpsv2": _model_reward(
-        "hpsv2",
-        "**HPSv2.1**: how high people would rank a frame for the prompt. Frames keep their shape: the long side becomes 224 pixels, the rest is black.",
-        _BLIND,
-        "The published `.pt` file is read without running anything that is in it.",
-    ),
-    "FlashGRPORewardAesthetic": _model_reward(
-        "aesthetic",
-        "**LAION aesthetic**: how beautiful people would find a frame. The prompt plays no part.",
-        _BLIND,
-        "Needs OpenAI's CLIP L/14; the vision side is enough, so a file of `models/clip_vision` works.",
-        "Alone it leads away from the prompt: add PickScore or HPSv3.",
-    ),
-    "FlashGRPORewardHpsv3": _model_reward(
-        "hpsv3",
-        "**HPSv3**: human preference for frames by a 7B vision-language model; of the frame rewards here the closest to people, and the slowest.",
-        _BLIND,
-        "*every* 4 scores every fourth frame. Lower *batch* when memory runs out.",
-    ),
-    "FlashGRPORewardVideoreward": _model_reward(
-        "videoreward",
-        "**VideoReward** (VideoAlign): visual quality, motion quality and text alignment of the whole video, by a 2B vision-language model that looks at two frames a second. The three values are standardised; the weights make one score of them, and each is reported on its own.",
-        "The text with which it was trained comes from `prompt_template.py` of the VideoAlign repository. Put that file into the model's folder; it is read as data and never run.",
-        "*motion* above 1 adds movement to frame rewards.",
     ),
     "FlashGRPORewardClipscore": _model_reward(
         "clipscore",
