@@ -179,6 +179,11 @@ def model_spec(config: Config) -> WanSpec:
             f"{model.transformer}: a first-last-frame model, which cannot be trained here: use an "
             "image-to-video model"
         )
+    if spec.image_dim is not None and not model.clip_vision:
+        raise FlashGRPOError(
+            "model.clip_vision is empty, which Wan 2.1 image-to-video needs: name "
+            "clip_vision_h.safetensors from ComfyUI's clip_vision folder"
+        )
     if spec.image_dim is not None and model.text_tokens not in (0, 512):
         raise FlashGRPOError(
             f"model.text_tokens = {model.text_tokens} does not go with an image embedder, whose "

@@ -167,7 +167,9 @@ def clear() -> None:
 
 
 def _stamps(files: ModelFiles) -> tuple[Any, ...]:
-    paths = [files.transformer, files.vae, files.continue_from, *(f for f, _ in files.frozen.loras)]
+    paths = [files.transformer, files.transformer_low, files.vae, files.clip_vision]
+    paths += [files.continue_from, files.continue_from_low]
+    paths += [file for file, _, _ in files.frozen.loras]
     return tuple(stamp(path) for path in paths if os.path.exists(path))
 
 
