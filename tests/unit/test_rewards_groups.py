@@ -215,7 +215,7 @@ class Threads(World):
 
     def sum_array(self, array: np.ndarray) -> np.ndarray:
         self.shared[self.rank] = array
-        self.barrier.wait()
+        self.barrier.wait(timeout=30)
         return np.sum(self.shared, axis=0)
 
 
