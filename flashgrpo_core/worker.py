@@ -28,7 +28,7 @@ from .config import Config
 from .config_io import build_config, to_tables
 from .distributed import World
 from .embedded import with_embedded_files
-from .errors import Cancelled, FlashGRPOError
+from .errors import FlashGRPOError
 from .failures import words
 from .fence import LostLease, Released
 from .files import resolve_inside
@@ -43,7 +43,7 @@ from .runs.folder import RunFolder
 from .runs.job import Job, job_config
 from .runs.queue import BEAT, Queue, Watch
 from .trainer import train
-from .worker_job import Heart, JobControl, Taken, deaths, end_of, take_over
+from .worker_job import Heart, JobControl, Taken, deaths, end_of, last_end, take_over
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class Worker:
         """Train; returns the `run_finished` event."""
         events = EventLog(folder.events)
         iteration = max(list_checkpoints(folder.checkpoints), default=0)
-        died = deaths(folder, job, iteration)
+        died = deaths(folder, job, iteration, taken.lease.generation)
         events.append(
             "job",
             iteration,
@@ -243,17 +243,21 @@ class Worker:
             claimed=taken.claimed,
             world_size=self.world.size,
         )
-        reason = self._train(taken, job, folder, died)
+        known = last_end(folder)
+        outcome = self._train(taken, job, folder, died)
         end = end_of(folder, job)
-        if end is None:
-            status = "stopped" if reason is None else "failed"
-            fields = {} if reason is None else {"reason": reason}
-            iteration = max(list_checkpoints(folder.checkpoints), default=0)
-            end = events.append("run_finished", iteration, status=status, lora=None, **fields)
-        return end
+        if end is not None:
+            return end
+        if known is not None and outcome["status"] == "finished":
+            # It was finished already and stays what it was; each job has an end of its own.
+            kept = ("lora", "best_iteration", "iterations")
+            outcome |= {key: known[key] for key in kept if key in known}
+            return events.append("run_finished", known["iteration"], **outcome)
+        iteration = max(list_checkpoints(folder.checkpoints), default=0)
+        return events.append("run_finished", iteration, **{"lora": None, **outcome})
 
-    def _train(self, taken: Taken, job: Job, folder: RunFolder, died: int) -> str | None:
-        """Train; returns why it failed, or None."""
+    def _train(self, taken: Taken, job: Job, folder: RunFolder, died: int) -> dict[str, Any]:
+        """Train; returns the status, and why it failed."""
         try:
             if died >= MAX_DEATHS:
                 raise FlashGRPOError(
@@ -268,17 +272,15 @@ class Worker:
                 folder.write_config(config)
             self.control.note(f"job {taken.entry.name}: run {job.run}")
             tell(self.world, {"config": to_tables(config), "embeddings": job.embeddings})
-            self._run(
-                config, job.embeddings, JobControl(taken.entry, config, self.heart, self.control)
-            )
+            control = JobControl(taken.entry, config, self.heart, self.control)
+            return {"status": self._run(config, job.embeddings, control)}
         except LostLease:
             raise
         except Exception as exc:
             if self.control.stop_requested:
                 raise Released("the worker was asked to end") from None
             log.debug("job %s", taken.entry.name, exc_info=True)
-            return _reason(exc, job)
-        return None
+            return {"status": "failed", "reason": _reason(exc, job)}
 
     def _train_along(self, order: dict[str, Any]) -> None:
         """Train with the main process."""
@@ -286,12 +288,14 @@ class Worker:
             self._run(
                 build_config(order["config"]), order["embeddings"], TerminalControl(quiet=True)
             )
-        except (FlashGRPOError, Cancelled):
-            pass  # the main process says it
+        except Exception as exc:
+            # The main process hears of it, and ends the job.
+            log.warning("process %d: %s", self.world.rank, words(exc))
         finally:
             _forget(self._threads)
 
-    def _run(self, config: Config, embeddings: str, control: TerminalControl) -> None:
+    def _run(self, config: Config, embeddings: str, control: TerminalControl) -> str:
+        """Train; returns how it ended."""
         control.offload = config.model.offload
         config.model.shard |= self.shard
         # What the ranks of one job have said to each other is of no concern to the next.
@@ -305,7 +309,7 @@ class Worker:
         except Exception:
             world.leave(failed=True)
             raise
-        train(config, control, world=world, embeddings=ready)
+        return train(config, control, world=world, embeddings=ready).status
 
 
 def tell(world: World, message: dict[str, Any] | None) -> dict[str, Any]:

@@ -195,12 +195,22 @@ def end_of(folder: RunFolder, job: Job) -> dict[str, Any] | None:
     return None
 
 
-def deaths(folder: RunFolder, job: Job, iteration: int) -> int:
-    """How many workers in a row have taken the job at this iteration and come to no end."""
+def last_end(folder: RunFolder) -> dict[str, Any] | None:
+    """The run's last `run_finished` event, or None."""
+    return next((e for e in backwards(folder.events) if e.get("event") == "run_finished"), None)
+
+
+def deaths(folder: RunFolder, job: Job, iteration: int, generation: int) -> int:
+    """How many workers in a row have died over a job at this iteration.
+
+    A worker that gives a job back raises the generation by two, one that dies by one.
+    """
     count = 0
     for record in backwards(folder.events):
         if record.get("event") == "job":
-            if record.get("id") != job.id or record.get("iteration") != iteration:
+            generation -= 1
+            here = record.get("id") == job.id and record.get("iteration") == iteration
+            if not here or record.get("generation") != generation:
                 break
             count += 1
     return count

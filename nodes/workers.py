@@ -180,6 +180,10 @@ class FollowControl(TrainControl):
             if result is not None:
                 return result
             self.check()
+            if not self._entry.path.is_dir():
+                raise FlashGRPOError(
+                    f"job {self._entry.name} was deleted from the queue: queue the workflow again"
+                )
             self._show(self._entry.progress())
             if self.status() != self._shown:
                 self._shown = self.status()

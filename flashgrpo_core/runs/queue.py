@@ -194,6 +194,7 @@ class Queue:
     def __init__(self, output: str | Path) -> None:
         self.path = Path(output) / "flashgrpo" / "queue"
         self.workers_path = self.path / "workers"
+        self._ended: set[str] = set()
 
     def submit(self, version: str, run: str, config: Tables, embeddings: str = "") -> Entry:
         """Add a job behind all others.
@@ -245,7 +246,10 @@ class Queue:
 
     def open(self) -> list[Entry]:
         """The jobs that have not ended, the oldest first."""
-        return [entry for entry in self.entries() if entry.result() is None]
+        found = [entry for entry in self.entries() if entry.name not in self._ended]
+        # An end is for ever, and there can be many.
+        self._ended |= {entry.name for entry in found if entry.result() is not None}
+        return [entry for entry in found if entry.name not in self._ended]
 
     def active(self, run: str) -> Entry | None:
         """The open job of a run, or None."""

@@ -19,10 +19,11 @@ from flashgrpo_core.fence import LostLease, Released
 from flashgrpo_core.progress import TerminalControl
 from flashgrpo_core.ready_embeddings import ReadyEmbeddings, write_embeddings
 from flashgrpo_core.runs.events import EventLog, read_from
+from flashgrpo_core.runs.folder import RunFolder
 from flashgrpo_core.runs.job import MAX_BYTES, Job, job_config, portable, read_job
 from flashgrpo_core.runs.queue import Queue, Watch, write_heartbeat
 from flashgrpo_core.worker import Worker
-from flashgrpo_core.worker_job import Heart, JobControl
+from flashgrpo_core.worker_job import Heart, JobControl, deaths
 
 TINY = {"model": {"transformer": "tiny"}}
 
@@ -186,6 +187,26 @@ def test_a_log_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     EventLog(path).append("iteration", 2)  # repairs the torn line
     more, _ = read_from(path, same)
     assert [e["iteration"] for e in more] == [2]
+
+
+def test_only_deaths_in_a_row_at_one_place_count(tmp_path: Path) -> None:
+    """Given back (the generation rises by two), progress, and other jobs end the row."""
+    folder, job = RunFolder(tmp_path, "run"), Job("a" * 32, "1", "run", TINY)
+    folder.path.mkdir(parents=True)
+    log = EventLog(folder.events)
+    counts = []
+    for name, iteration, generation in (
+        ("b", 0, 1),
+        ("a", 0, 1),
+        ("a", 0, 2),
+        ("a", 0, 3),
+        ("a", 0, 5),
+        ("a", 1, 6),
+        ("a", 1, 7),
+    ):
+        counts.append(deaths(folder, job, iteration, generation))
+        log.append("job", iteration, id=name * 32, generation=generation)
+    assert counts == [0, 0, 1, 2, 0, 0, 1]
 
 
 # --- jobs ----------------------------------------------------------------------------------------
