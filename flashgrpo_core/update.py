@@ -109,6 +109,8 @@ def policy_gradient(
         counts=[int(n) for n in used.sum(1)],
     )
     parameters = policy.parameters()
+    for parameter in parameters.values():
+        parameter.grad = None  # left over when a backward pass ran out of memory
     where = (
         torch.device("cpu") if policy.device.type == "mps" else policy.device
     )  # no float64 on MPS
