@@ -62,6 +62,7 @@ class JobControl(TerminalControl):
         """Start the bar of a phase."""
         super().phase(name, total, iteration)
         self._tell()
+        self._heart.beat()  # a short phase would not be seen otherwise
 
     def tick(self, done: int = 1) -> None:
         """Move the bar."""

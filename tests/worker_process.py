@@ -63,6 +63,10 @@ class WorkerProcess:
         """What it has said."""
         return self.log_path.read_text(encoding="utf-8", errors="replace")
 
+    def has_taken(self) -> bool:
+        """Whether it has said that it trains a job."""
+        return "job " in self.log()
+
     def send(self, number: int) -> None:
         """Send a signal."""
         self.process.send_signal(number)

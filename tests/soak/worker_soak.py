@@ -78,32 +78,37 @@ def claims(output: Path, entries: list[Entry]) -> list[dict[str, Any]]:
     ]
 
 
+def start(output: Path, count: int = 2) -> list[WorkerProcess]:
+    """Start workers `w0`, `w1`, ..."""
+    return [WorkerProcess(output, f"w{n}") for n in range(count)]
+
+
 def killed(
-    output: Path, jobs: int, workers: int, kills: int, draw: random.Random
+    output: Path, running: list[WorkerProcess], jobs: int, kills: int, draw: random.Random
 ) -> dict[str, Any]:
-    """Random kills while a queue is worked off."""
+    """Random kills while a queue is worked off; killed workers are started again."""
     entries = [submit(output, f"killed-{number:02d}") for number in range(jobs)]
-    running = [WorkerProcess(output, f"w{n}") for n in range(workers)]
     done, phases, started = 0, {}, time.monotonic()
-    try:
-        while any(entry.result() is None for entry in entries):
-            if done < kills:
-                wait_until(lambda: any(e.progress().get("phase") for e in entries), 300)
-                time.sleep(draw.uniform(0.0, 4.0))
-                victim = draw.randrange(workers)
-                held = [e for e in entries if (e.lease() or e).path.name.find(f"-w{victim}.") > 0]
-                doing = next((e.progress().get("phase") for e in held if not e.result()), None)
+    while any(entry.result() is None for entry in entries):
+        if done < kills:
+            time.sleep(draw.uniform(0.0, 2.0))
+            at_work = {}
+            for entry in entries:
+                lease, doing = entry.lease(), entry.progress().get("phase")
+                if lease and doing and entry.result() is None:
+                    at_work[int(lease.owner.partition(".")[0][1:])] = str(doing)
+            # One that has been killed still holds its lease for a while.
+            at_work = {n: doing for n, doing in at_work.items() if running[n].has_taken()}
+            if at_work:
+                victim = draw.choice(sorted(at_work))
                 running[victim].kill()
-                phases[doing or "idle"] = phases.get(doing or "idle", 0) + 1
+                phases[at_work[victim]] = phases.get(at_work[victim], 0) + 1
                 running[victim] = WorkerProcess(output, f"w{victim}")
                 done += 1
-            else:
-                time.sleep(0.2)
-            assert time.monotonic() - started < 1800, "the queue is not worked off"
-        seconds = time.monotonic() - started
-    finally:
-        for worker in running:
-            worker.stop()
+        else:
+            time.sleep(0.2)
+        assert time.monotonic() - started < 1800, "the queue is not worked off"
+    seconds = time.monotonic() - started
     first = claims(output, entries)
     # A worker that was killed right after a claim has not logged it.
     first = [e for e in first if e["generation"] == 1]
@@ -114,7 +119,7 @@ def killed(
     )
     return {
         "jobs": jobs,
-        "workers": workers,
+        "workers": len(running),
         "kills": done,
         "killed_in_phase": dict(sorted(phases.items())),
         "takeovers": takeovers,
@@ -123,34 +128,29 @@ def killed(
     }
 
 
-def stopped(output: Path, trials: int, draw: random.Random) -> dict[str, Any]:
+def stopped(
+    output: Path, running: list[WorkerProcess], trials: int, draw: random.Random
+) -> dict[str, Any]:
     """A worker is stopped past its lease, and continued when another one has ended its job."""
-    running = [WorkerProcess(output, f"s{n}") for n in range(2)]
     entries, phases = [], {}
-    try:
-        for trial in range(trials):
-            entry = submit(output, f"stopped-{trial:02d}")
-            entries.append(entry)
-            folder = output / "flashgrpo" / "runs" / entry.job().run
-            wait_until(lambda entry=entry: entry.progress().get("phase"), 120, "the training")
-            time.sleep(draw.uniform(0.0, 2.0))
-            lease = entry.lease()
-            assert lease is not None
-            if entry.result() is not None:
-                continue  # too late for this one
-            owner = running[int(lease.owner[1])]
-            owner.send(signal.SIGSTOP)
-            doing = str(entry.progress().get("phase"))
-            phases[doing] = phases.get(doing, 0) + 1
-            wait_until(entry.result, 180, "the take-over")
-            before = tree(folder)
-            owner.send(signal.SIGCONT)
-            time.sleep(2.5)
-            assert tree(folder) == before, "a worker wrote after its lease was gone"
-            assert owner.process.poll() is None, owner.log()
-    finally:
-        for worker in running:
-            worker.stop()
+    for trial in range(trials):
+        entry = submit(output, f"stopped-{trial:02d}")
+        entries.append(entry)
+        folder = output / "flashgrpo" / "runs" / entry.job().run
+        wait_until(lambda entry=entry: entry.progress().get("phase"), 300, "the training")
+        time.sleep(draw.uniform(0.0, 0.5))
+        lease = entry.lease()
+        assert lease is not None
+        owner = running[int(lease.owner.partition(".")[0][1:])]
+        owner.send(signal.SIGSTOP)
+        doing = "ended" if entry.result() else str(entry.progress().get("phase"))
+        phases[doing] = phases.get(doing, 0) + 1
+        wait_until(entry.result, 300, "the take-over")
+        before = tree(folder)
+        owner.send(signal.SIGCONT)
+        time.sleep(2.5)
+        assert tree(folder) == before, "a worker wrote after its lease was gone"
+        assert owner.process.poll() is None, owner.log()
     return {
         "trials": trials,
         "stopped_in_phase": dict(sorted(phases.items())),
@@ -170,10 +170,15 @@ def main() -> None:
     draw = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
         output = Path(name)
-        figures = {
-            "killed": killed(output, args.jobs, args.workers, args.kills, draw),
-            "stopped": stopped(output, args.stops, draw),
-        }
+        running = start(output, args.workers)
+        try:
+            figures = {
+                "killed": killed(output, running, args.jobs, args.kills, draw),
+                "stopped": stopped(output, running, args.stops, draw),
+            }
+        finally:
+            for worker in running:
+                worker.stop()
         assert figures["killed"]["lora_sha256"] == figures["stopped"]["lora_sha256"]
         for part in ("runs", "queue"):
             assert not left_over(output / "flashgrpo" / part), left_over(output)

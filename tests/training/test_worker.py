@@ -10,63 +10,45 @@ from pathlib import Path
 import pytest
 
 from flashgrpo_core.runs.queue import Queue
-from tests.soak.worker_soak import check_runs, claims, killed, left_over, tree
+from tests.soak.worker_soak import claims, killed, left_over, start, stopped
 from tests.worker_process import WorkerProcess, events, submit, wait_until
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX signals")
-def test_a_few_jobs_survive_killed_workers(tmp_path: Path) -> None:
-    """The short form of `tests/soak/worker_soak.py`."""
-    killed(tmp_path, jobs=4, workers=2, kills=1, draw=random.Random(1))
-    assert not left_over(tmp_path / "flashgrpo" / "runs")
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="POSIX signals")
-def test_stopped_cancelled_given_back(tmp_path: Path) -> None:
-    """A worker that wakes up after its lease writes nothing and takes the next job; a cancel ends
-    a job at once; a worker that is asked to end gives its job back, which another one finishes."""
-    first = WorkerProcess(tmp_path, "first")
-    second = None
+def test_killed_stopped_cancelled_given_back(tmp_path: Path) -> None:
+    """The short form of `tests/soak/worker_soak.py`; then a cancel ends a job at once, and a worker
+    that is asked to end gives its job back, which the other one finishes."""
+    draw, running = random.Random(1), start(tmp_path)
     try:
-        longer = {"run": {"iterations": 3}}
-        stopped = submit(tmp_path, "stopped", longer)
-        wait_until(lambda: stopped.progress().get("phase"), what="the training")
-        first.send(signal.SIGSTOP)
-        second = WorkerProcess(tmp_path, "second")
-        wait_until(stopped.result, what="the take-over")
-        folder = tmp_path / "flashgrpo" / "runs" / "stopped"
-        before = tree(folder)
-        first.send(signal.SIGCONT)
-        time.sleep(1.5)
-        assert tree(folder) == before
-        assert [e["generation"] for e in events(tmp_path, "stopped") if e["event"] == "job"] == [
-            1,
-            2,
-        ]
+        figures = killed(tmp_path, running, jobs=3, kills=1, draw=draw)
+        assert figures["takeovers"] == 1
+        same = stopped(tmp_path, running, trials=1, draw=draw)
+        assert same["lora_sha256"] == figures["lora_sha256"]
 
-        # The second worker ends when asked; its job goes back and the first one finishes it.
-        back = submit(tmp_path, "back", longer)
-        cancelled = submit(tmp_path, "cancelled", {"run": {"iterations": 1000}})
-        wait_until(lambda: back.progress().get("phase") and cancelled.progress().get("phase"))
-        owners = {entry.name: entry.lease().owner.split(".")[0] for entry in (back, cancelled)}
-        assert set(owners.values()) == {"first", "second"}, first.log()
-        cancelled.cancel()
+        endless = {"run": {"iterations": 1000}}
+        jobs = [submit(tmp_path, "cancelled", endless), submit(tmp_path, "back", endless)]
+        wait_until(lambda: all(job.progress().get("phase") for job in jobs), what="the training")
         pressed = time.monotonic()
-        assert wait_until(cancelled.result)["status"] == "stopped"
+        jobs[0].cancel()
+        assert wait_until(jobs[0].result)["status"] == "stopped"
         assert time.monotonic() - pressed < 20
-        leaving = first if owners[back.name] == "first" else second
-        done = back.result() is not None
+        owner = jobs[1].lease().owner
+        leaving = running[int(owner[1])]
         assert leaving.stop() == 0, leaving.log()
-        wait_until(back.result, what="the end of the job that was given back")
-        if not done and "given back" in leaving.log():
-            assert back.lease().generation == 3
-        digest = check_runs(tmp_path, [stopped, back])
-        assert digest
+        assert "given back" in leaving.log()
+        wait_until(lambda: jobs[1].lease().generation == 3, what="the next worker")
+        assert jobs[1].lease().owner != owner
+        wait_until(lambda: jobs[1].progress().get("phase"), what="the training")
+        jobs[1].finish()
+        assert wait_until(jobs[1].result)["status"] == "finished"
+        for run, status in (("cancelled", "stopped"), ("back", "finished")):
+            ends = [e["status"] for e in events(tmp_path, run) if e["event"] == "run_finished"]
+            assert ends == [status]
     finally:
-        first.stop()
-        if second is not None:
-            second.stop()
+        for worker in running:
+            worker.stop()
     assert not list(Queue(tmp_path).workers())
+    assert not left_over(tmp_path / "flashgrpo" / "runs")
 
 
 def test_several_processes_are_one_worker(tmp_path: Path) -> None:
