@@ -276,6 +276,7 @@ def _add_score(sub: argparse.ArgumentParser) -> None:
         "default: NAME.txt beside each video, prompts.jsonl or index.json in the folder",
     )
     _add_reward(sub)
+    _add_models(sub, "the models of rewards are looked up")
     sub.add_argument("--on-nan", choices=("auto", "error", "mask"), default="auto")
     sub.add_argument(
         "--max-frames", type=_positive, metavar="N", help="read only the first N frames"

@@ -10,6 +10,7 @@ import numpy as np
 
 from .cli_common import Answer, reward_terms, table
 from .errors import FlashGRPOError
+from .lookup import resolve_terms
 from .prompts import read_prompts
 from .ranking import Clip, listed_prompts, prompts_beside, rank_videos, videos_in
 from .rewards.mix import RewardMix, default_terms
@@ -20,7 +21,9 @@ from .video import read_video
 def score(args: Namespace) -> Answer:
     """Score videos with rewards, best first."""
     files = videos_in(Path(args.videos))
-    mix = RewardMix(reward_terms(args.reward) or default_terms(tiny=False), args.on_nan)
+    models = None if args.models is None else Path(args.models).expanduser()
+    terms = resolve_terms(reward_terms(args.reward), Path.cwd(), models)
+    mix = RewardMix(terms or default_terms(tiny=False), args.on_nan)
     prompts = _prompts_for(files, args, mix)
     ranked = rank_videos(
         [

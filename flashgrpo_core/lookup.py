@@ -67,7 +67,9 @@ def find_file(
             # Symbolic links stay: model folders are often made of them.
             return str(candidate.absolute())
     places = ", ".join(str(c.parent.absolute()) for c in candidates)
-    hint = "" if models_dir or not FOLDERS[kind] else "; or point --models at ComfyUI's models folder"
+    hint = (
+        "" if models_dir or not FOLDERS[kind] else "; or point --models at ComfyUI's models folder"
+    )
     raise FlashGRPOError(
         f"{setting} = {name!r} was not found (looked in {places}): check the name{hint}"
     )

@@ -11,7 +11,6 @@ from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
 from .reward_compose import COMPOSE_NODES
 from .reward_models import REWARD_MODEL_NODES
-from .reward_models import REWARD_MODEL_NODES
 from .reward_served import SERVED_NODES
 from .rewards import REWARD_NODES
 from .rollout import RolloutNode
@@ -36,7 +35,6 @@ class FlashGRPOExtension(ComfyExtension):
             *REWARD_NODES,
             *REWARD_MODEL_NODES,
             *SERVED_NODES,
-            *REWARD_MODEL_NODES,
             *COMPOSE_NODES,
             Train,
             TrainAdvanced,

@@ -39,8 +39,6 @@ TINY_CHOICE = "tiny (embedded)"
 NONE_CHOICE = "none"
 #: The only choice where no model is found.
 NO_MODEL = "none found"
-#: The only choice where no model is found.
-NO_MODEL = "none found"
 Interrupted = memory.InterruptProcessingException
 
 #: Called after an error or a cancel, before it reaches ComfyUI.
@@ -57,10 +55,6 @@ class _Running:
 
 
 running = _Running()
-
-folder_paths.add_model_folder_path(
-    "flashgrpo_rewards", os.path.join(folder_paths.models_dir, "flashgrpo_rewards")
-)
 
 folder_paths.add_model_folder_path(
     "flashgrpo_rewards", os.path.join(folder_paths.models_dir, "flashgrpo_rewards")
@@ -226,8 +220,7 @@ def _reward_models(kind: str) -> dict[str, Path]:
         for entry in entries:
             name = prefix + entry.name
             if entry.is_dir():
-                marks = ("config.json", "model_config.json", "vocab.json")
-                if any((entry / mark).is_file() for mark in marks):
+                if any((entry / n).is_file() for n in ("config.json", "model_config.json")):
                     found.setdefault(name, entry)
                 elif prefix.count("/") < 2:
                     look(entry, f"{name}/")
@@ -240,66 +233,21 @@ def _reward_models(kind: str) -> dict[str, Path]:
 
 
 def clip_tokenizer() -> str:
-    """Folder of the CLIP tokenizer that ComfyUI ships, or an empty text."""
-    folder = Path(memory.__file__).with_name("sd1_tokenizer")
-    return str(folder) if (folder / "vocab.json").is_file() else ""
+    """Folder of CLIP's tokenizer, made from the one that ComfyUI ships; empty when it ships none.
 
-
-def reward_choices(*kinds: str) -> list[str]:
-    """Names of reward models: model folders, and weights files, below ComfyUI's folders.
-
-    Args:
-        *kinds: `flashgrpo_rewards`, and others that hold fitting files.
-    """
-    found = [name for kind in kinds for name in _reward_models(kind)]
-    return list(dict.fromkeys(found)) or [NO_MODEL]
-
-
-def reward_path(name: str, *kinds: str) -> str:
-    """Path of a listed reward model.
+    It lies in a models folder, where workers and the command line find it, too.
 
     Raises:
-        FlashGRPOError: it is not listed.
+        FlashGRPOError: the folder cannot be written.
     """
-    for kind in kinds:
-        path = _reward_models(kind).get(name)
-        if path is not None:
-            return str(path.absolute())
-    raise FlashGRPOError(
-        f"{name[:80]!r} is not in ComfyUI's {' or '.join(kinds)} folder: put the model there and "
-        "press R"
-    )
-
-
-def _reward_models(kind: str) -> dict[str, Path]:
-    """Reward models below the folders of a kind, by their names with `/`. Links are followed."""
-    found: dict[str, Path] = {}
-
-    def look(folder: Path, prefix: str) -> None:
-        try:
-            entries = sorted(folder.iterdir())
-        except OSError:
-            return
-        for entry in entries:
-            name = prefix + entry.name
-            if entry.is_dir():
-                marks = ("config.json", "model_config.json", "vocab.json")
-                if any((entry / mark).is_file() for mark in marks):
-                    found.setdefault(name, entry)
-                elif prefix.count("/") < 2:
-                    look(entry, f"{name}/")
-            elif entry.suffix.lower() in (".safetensors", ".sft", ".pt", ".pth"):
-                found.setdefault(name, entry)
-
-    for base in folder_paths.get_folder_paths(kind):
-        look(Path(base), "")
-    return found
-
-
-def clip_tokenizer() -> str:
-    """Folder of the CLIP tokenizer that ComfyUI ships, or an empty text."""
-    folder = Path(memory.__file__).with_name("sd1_tokenizer")
-    return str(folder) if (folder / "vocab.json").is_file() else ""
+    source = Path(memory.__file__).with_name("sd1_tokenizer")
+    target = Path(folder_paths.get_folder_paths("flashgrpo_rewards")[0]) / "clip_tokenizer"
+    for name in ("vocab.json", "merges.txt"):
+        if not (target / name).is_file():
+            if not (source / name).is_file():
+                return ""
+            copy_new(source / name, target / name)
+    return str(target)
 
 
 def lora_file(name: str) -> str | None:

@@ -50,7 +50,6 @@ class HostControl(Control):
     def __init__(self, bring: Callable[[nn.Module], None]) -> None:
         self._bring = bring
         self.device = host.compute_device()
-        self.device = host.compute_device()
         self._bar: Any = None
         self._started = 0.0
         self.name = "load"

@@ -113,6 +113,7 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Reward: HPSv3": ("보상: HPSv3", "奖励：HPSv3"),
     "Reward: LAION aesthetic": ("보상: LAION 미적 점수", "奖励：LAION 美学"),
     "Reward: VideoReward": ("보상: VideoReward", "奖励：VideoReward"),
+    "model": ("모델", "模型"),
     "head": ("헤드", "头部"),
     "batch": ("배치", "批大小"),
     "device": ("장치", "设备"),
