@@ -6,6 +6,7 @@ import io
 import logging
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -62,6 +63,10 @@ def train_on_workers(folder: RunFolder, prompts: Prompts, config: Config) -> Run
     """
     own = Command()
     tables = portable(config, host.output_folder(), own.name_of)
+    if any(
+        p.image for part in (prompts.train, prompts.validation, prompts.test) for p in part or ()
+    ):
+        own.add(host.input_folder())
     control: FollowControl | None = None
     submitted: Entry | None = None
     while (result := finished_result(folder, config)) is None:
@@ -135,10 +140,13 @@ class Command:
         """
         folder, name = host.model_place(path)
         known = folder.name in FOLDERS.get(kind, ())
-        root = folder.parent if known else folder
-        if root != host.output_folder() and root not in self._folders:
-            self._folders.append(root)
+        self.add(folder.parent if known else folder)
         return name
+
+    def add(self, folder: Path) -> None:
+        """A folder that the worker must be allowed to read."""
+        if folder != host.output_folder() and folder not in self._folders:
+            self._folders.append(folder)
 
     def text(self) -> str:
         """The command."""

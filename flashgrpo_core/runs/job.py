@@ -23,6 +23,7 @@ from ..embedded import TINY
 from ..errors import FlashGRPOError
 from ..files import path_parts, resolve_inside
 from ..lookup import FOLDERS, MODEL_FILES, PROMPT_FILES
+from ..prompts import read_prompts
 from ..rewards import REWARDS
 
 #: Version of the job file. A worker refuses others: it could misread them.
@@ -178,6 +179,14 @@ def job_config(job: Job, output: Path, models: list[Path]) -> Config:
             path = resolve_inside(output, name)
             if not path.is_file():
                 raise FlashGRPOError(f"prompts.{key} = {name!r} is not in {str(output)!r}")
+            for image in (prompt.image for prompt in read_prompts(path)):
+                if image and not any(
+                    _inside(r, os.path.realpath(image)) for r in (*models, output)
+                ):
+                    raise FlashGRPOError(
+                        f"start image {image!r} of prompts.{key} lies outside the folders of this "
+                        f"worker: add --models {os.path.dirname(image)}"
+                    )
             setattr(config.prompts, key, str(path))
     for table in ("reward", "eval"):
         target = getattr(config, table)

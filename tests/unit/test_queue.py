@@ -306,6 +306,17 @@ def test_nothing_outside_the_folders(
         resolve(place, made)
 
 
+def test_start_images_are_inside_too(place: tuple[Path, Path]) -> None:
+    output, models = place
+    path = output / "flashgrpo" / "prompts" / "i.jsonl"
+    made = tables() | {"prompts": {"file": "flashgrpo/prompts/i.jsonl"}}
+    path.write_text(json.dumps({"prompt": "a", "image": str(models / "vae/v.safetensors")}) + "\n")
+    resolve(place, made)
+    path.write_text(json.dumps({"prompt": "a", "image": "../../../secret.safetensors"}) + "\n")
+    with pytest.raises(FlashGRPOError, match="lies outside the folders"):
+        resolve(place, made)
+
+
 def test_a_prompts_file_outside_is_not_sent(place: tuple[Path, Path]) -> None:
     config = build_config(TINY)
     config.prompts.file = str(place[1] / "vae" / "v.safetensors")
