@@ -45,7 +45,7 @@ def _shape(reward: Reward, previous: Reward | None, **keys: Any) -> io.NodeOutpu
     return io.NodeOutput(Reward(terms))
 
 
-def _schema(node_id: str, title: str, description: str, *inputs: Any) -> io.Schema:
+def _schema(title: str, description: str, *inputs: Any, node_id: str) -> io.Schema:
     previous = RewardType.Input("previous", optional=True, tooltip=_PREVIOUS)
     return io.Schema(
         node_id=node_id,
@@ -64,7 +64,6 @@ class RewardGate(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardGate",
             "Reward: Gate",
             "Counts rewards only for videos that pass another reward; the others get a fixed value. "
             "Against rewards that broken videos can have.",
@@ -78,6 +77,7 @@ class RewardGate(host.ComfyNode):
             ),
             _number("threshold", 0.5, -1000.0, 1000.0, "Where the gate opens."),
             _number("otherwise", 0.0, -1000.0, 1000.0, "Value of the videos that do not pass."),
+            node_id="FlashGRPORewardGate",
         )
 
     @classmethod
@@ -124,13 +124,13 @@ class RewardLimits(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardLimits",
             "Reward: Limits",
             "Limits the value of rewards, so that nothing is gained beyond it. Against rewards that "
             "can be driven without end.",
             RewardType.Input("reward", tooltip="The rewards that are limited."),
             _number("low", 0.0, -1000.0, 1000.0, "Lower values count as this one."),
             _number("high", 1.0, -1000.0, 1000.0, "Higher values count as this one."),
+            node_id="FlashGRPORewardLimits",
         )
 
     @classmethod
@@ -148,11 +148,11 @@ class RewardWinRate(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardWinRate",
             "Reward: Win rate",
             "Replaces a reward by the share of the other videos of the prompt that a video beats. "
             "Only the order counts: a single extreme score decides nothing.",
             RewardType.Input("reward", tooltip="The rewards that are compared, each on its own."),
+            node_id="FlashGRPORewardWinRate",
         )
 
     @classmethod
@@ -194,7 +194,6 @@ class RewardInstalled(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardInstalled",
             "Reward: Installed",
             "A reward of your own: a class in a Python package that you have installed into "
             "ComfyUI's Python. docs/rewards.md shows one in 20 lines.",
@@ -212,6 +211,7 @@ class RewardInstalled(host.ComfyNode):
                 placeholder="scale = 2.0",
                 tooltip="Options of the reward, one a line: name = value, text in quotes (TOML).",
             ),
+            node_id="FlashGRPORewardInstalled",
         )
 
     @classmethod

@@ -25,7 +25,7 @@ NOTHING = "no server listed"
 use_file(host.user_file(FILE_NAME))
 
 
-def _schema(node_id: str, title: str, description: str, kind: str, *options: Any) -> io.Schema:
+def _schema(title: str, description: str, kind: str, *options: Any, node_id: str) -> io.Schema:
     server = io.Combo.Input(
         "server",
         options=server_names(kind) or [NOTHING],
@@ -95,7 +95,6 @@ class RewardServed(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardServed",
             "Reward: Served",
             "Asks a reward server for the scores: any reward, in its own environment or on another "
             "machine. A video that cannot be scored is left out of its group.",
@@ -115,6 +114,7 @@ class RewardServed(host.ComfyNode):
                 )
             ),
             _timeout(),
+            node_id="FlashGRPORewardServed",
         )
 
     @classmethod
@@ -130,7 +130,6 @@ class RewardJudge(host.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Inputs and outputs."""
         return _schema(
-            "FlashGRPORewardJudge",
             "Reward: Judge",
             "Shows frames of each video to a vision language model on a server of yours and takes "
             "its marks. Can be cheated by text in the picture that flatters the judge.",
@@ -157,6 +156,7 @@ class RewardJudge(host.ComfyNode):
                 tooltip="Frames that the judge sees, evenly spaced, 1 to 64.",
             ),
             _timeout(),
+            node_id="FlashGRPORewardJudge",
         )
 
     @classmethod
