@@ -19,16 +19,18 @@ from . import host
 from .values import Reward, RewardType
 from .widgets import CATEGORY, advanced
 
-#: The only choice while the file names no server.
-NOTHING = "no server listed"
+#: The only choice while the file names no server, and in a version without network code.
+NOTHING = f"none: write user/{FILE_NAME}"
+NO_NETWORK = "none: the registry's version has no network code. Install the pack with git clone"
 
 use_file(host.user_file(FILE_NAME))
 
 
 def _schema(title: str, description: str, kind: str, *options: Any, node_id: str) -> io.Schema:
+    listed = server_names(kind) if "served" in REWARDS else [NO_NETWORK]
     server = io.Combo.Input(
         "server",
-        options=server_names(kind) or [NOTHING],
+        options=listed or [NOTHING],
         tooltip=f"Name of the server in the file {FILE_NAME} in ComfyUI's user folder; after a "
         "change of the file press R.",
     )

@@ -426,11 +426,11 @@ HELP: dict[str, Help] = {
         ),
         (
             (
-                "no server is listed",
-                "Write the servers file that the message names, press R and choose the server.",
+                "... is not in the list: choose one of none: write user/flashgrpo_servers.json",
+                "The file is missing or broken, or names no server of this kind. Write it, press R and choose the server.",
             ),
             (
-                "this version of the pack has no network code",
+                "the registry's version has no network code",
                 "The registry's version leaves it out. Remove it and install the pack with git clone.",
             ),
             (

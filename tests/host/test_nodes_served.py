@@ -60,6 +60,9 @@ def test_the_archive_keeps_the_nodes_and_says_what_is_missing(comfy_server: Comf
     judge = {"weight": 1.0, "server": "x", "rubric": "points", "question": "", "frames": 8}
     reward = node("FlashGRPORewardJudge", **judge, timeout=60.0)
     assert "git clone" in failure(comfy_server, reward)
+    described = comfy_server.get("/object_info/FlashGRPORewardServed")["FlashGRPORewardServed"]
+    (choice,) = described["input"]["required"]["server"][1]["options"]
+    assert "git clone" in failure(comfy_server, served(server=choice))
 
 
 def test_servers_are_listed_by_name(networked: ComfyServer) -> None:
@@ -67,7 +70,7 @@ def test_servers_are_listed_by_name(networked: ComfyServer) -> None:
     assert "bright" in json.dumps(described["input"]["required"]["server"])
     assert "http" not in json.dumps(described)
     judge = networked.get("/object_info/FlashGRPORewardJudge")["FlashGRPORewardJudge"]
-    assert "no server listed" in json.dumps(judge["input"]["required"]["server"])
+    assert f"none: write user/{FILE}" in json.dumps(judge["input"]["required"]["server"])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,6 @@ def test_servers_are_listed_by_name(networked: ComfyServer) -> None:
     [
         ({"server": "http://10.0.0.1:80"}, "is not in the list: choose one of bright"),
         ({"server": "../../evil"}, "is not in the list"),
-        ({"url": "http://10.0.0.1:80"}, "unknown input 'url'"),
         ({"timeout": float("1e9")}, "outside 1.0 to 86400.0"),
     ],
 )
@@ -115,7 +117,7 @@ def test_served_gated_and_local_rewards_train(
         threshold=0.0,
         otherwise=0.0,
     )
-    graph["reward"] = served(previous=["gated", 0])
+    graph["reward"] = served(previous=["gated", 0], url="http://127.0.0.1:9")
     before = rewards.health()["scored"]
     networked.queue(graph)
     assert rewards.health()["scored"] == before + 8
@@ -123,7 +125,7 @@ def test_served_gated_and_local_rewards_train(
     (record,) = [e for e in events if e["event"] == "iteration"]
     assert set(record["reward"]["terms"]) == {"motion", "served:brightness"}
     assert record["masked"] == 0
-    # The run's settings hold the name of the server, not its address.
+    # What is no input of the node does not reach it, and the run's settings hold the name of the server, not its address.
     settings = (networked.output / "flashgrpo" / "runs" / "served" / "config.toml").read_text()
     assert "bright" in settings and str(rewards.port) not in settings
 
