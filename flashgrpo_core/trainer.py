@@ -490,6 +490,8 @@ def train(
             fence.check(folder.path)
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
+    finally:
+        world.lockstep = None
 
 
 def run(trainer: Trainer) -> RunResult:
