@@ -126,11 +126,6 @@ class Trainer:
         self.reward = build_reward(shared)
         self.eval_reward = build_eval_reward(shared)
         self.health = Health(self.reward.weights, read_events(folder.events))
-        self.overlaps = config.reward.overlap
-        reason = obstacle(self.reward.rewards, self.control, config.model.offload)
-        if self.overlaps and reason is not None:
-            self.overlaps = False
-            self.warn(0, "no_overlap", f"scoring does not overlap sampling: {reason}")
         self.state = RunState()
         self.trackers: Trackers | None = None
         self.saved = 0  # iteration of the last checkpoint
@@ -162,6 +157,11 @@ class Trainer:
             self.control,
             self.images,
         )
+        self.overlaps = config.reward.overlap
+        reason = obstacle(self.reward.rewards, self.control, config.model.offload)
+        if self.overlaps and reason is not None:
+            self.overlaps = False
+            self.warn(0, "no_overlap", f"scoring does not overlap sampling: {reason}")
 
     @property
     def window(self) -> tuple[int, int]:
