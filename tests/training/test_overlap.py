@@ -33,7 +33,7 @@ class SlowMotion(MotionReward):
     """Motion on a machine far away: it takes time, and none of this machine's."""
 
     name = "slow_motion"
-    seconds = 0.3
+    seconds = 0.2
     threads: set[str] = set()
 
     def score(self, batch: VideoBatch) -> dict[str, np.ndarray]:

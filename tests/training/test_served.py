@@ -82,7 +82,8 @@ def test_served_local_and_gated_terms_from_the_command_line(small_config, tmp_pa
 
 
 def test_servers_that_die(small_config, servers_file):
-    with ServerProcess() as first, ServerProcess() as second:
+    first, second, third = (ServerProcess() for _ in range(3))
+    with first, second, third:
 
         def listed(*urls: str) -> None:
             servers_file.write_text(json.dumps({"pair": {"url": list(urls)}}))
@@ -99,10 +100,9 @@ def test_servers_that_die(small_config, servers_file):
         with pytest.raises(FlashGRPOError, match="4 of 4 videos have no score") as caught:
             train(config, Killer(3, second))
         assert "then resume" in str(caught.value)
-        with ServerProcess() as third:
-            listed(third.url)
-            assert train(config).iteration == 4
-            assert third.health()["scored"] == 4
+        listed(third.url)
+        assert train(config).iteration == 4
+        assert third.health()["scored"] == 4
 
 
 def test_a_reward_that_is_loaded_once_per_machine(small_config, tmp_path):

@@ -60,6 +60,14 @@ def server() -> Iterator[ServerProcess]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def moody() -> Iterator[ServerProcess]:
+    """One video at a time, one waiting."""
+    arguments = ("--option", "seconds=0.2", "--queue", "1", "--batch", "1", "--timeout", "5")
+    with ServerProcess("--reward", "moody", *arguments, script=MOODY) as running:
+        yield running
+
+
 def served(url: str | list[str], **options: object) -> RewardMix:
     return RewardMix([{"name": "served", "url": url, **options}])
 
@@ -150,32 +158,29 @@ def test_many_clients_at_once_get_their_own_scores(server: ServerProcess) -> Non
         assert list(threads.map(client, range(4))) == [40] * 4
 
 
-def test_a_failing_reward_costs_one_score(tmp_path: Path) -> None:
-    with ServerProcess("--reward", "moody", script=MOODY) as running:
-        mix = served(running.url, attempts=2)
-        assert mix.on_nan == "mask"
-        batch = clips(3)
-        batch.prompts[1] = "explode"
-        scores = mix.score(batch)
-        assert scores.valid.tolist() == [True, False, True]
-        assert np.isnan(scores.total[1])
-        batch.prompts[1] = "nothing"
-        assert mix.score(batch).valid.tolist() == [True, False, True]
-        with pytest.raises(FlashGRPOError, match="reward 'served'"):
-            RewardMix([{"name": "served", "url": running.url}], on_nan="error").score(batch)
+def test_a_failing_reward_costs_one_score(moody: ServerProcess) -> None:
+    mix = served(moody.url, attempts=2)
+    assert mix.on_nan == "mask"
+    batch = clips(3)
+    batch.prompts[1] = "explode"
+    scores = mix.score(batch)
+    assert scores.valid.tolist() == [True, False, True]
+    assert np.isnan(scores.total[1])
+    batch.prompts[1] = "nothing"
+    assert mix.score(batch).valid.tolist() == [True, False, True]
+    with pytest.raises(FlashGRPOError, match="reward 'served'"):
+        RewardMix([{"name": "served", "url": moody.url}], on_nan="error").score(batch)
 
 
-def test_a_full_queue_is_answered_with_a_time_to_come_again() -> None:
-    arguments = ("--option", "seconds=0.3", "--queue", "1", "--batch", "1", "--timeout", "5")
-    with ServerProcess("--reward", "moody", *arguments, script=MOODY) as running:
-        body = request_bytes(clips(1))
-        with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda _: running.ask(body), range(6)))
-        statuses = sorted(status for status, _ in answers)
-        assert statuses[0] == 200 and statuses[-1] == 503
-        # The client waits instead of failing: busy is not broken.
-        scores = served(running.url, parallel=6, attempts=1).score(clips(6))
-        assert scores.valid.all()
+def test_a_full_queue_is_answered_with_a_time_to_come_again(moody: ServerProcess) -> None:
+    body = request_bytes(clips(1))
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda _: moody.ask(body), range(6)))
+    statuses = sorted(status for status, _ in answers)
+    assert statuses[0] == 200 and statuses[-1] == 503
+    # The client waits instead of failing: busy is not broken.
+    scores = served(moody.url, parallel=6, attempts=1).score(clips(6))
+    assert scores.valid.all()
 
 
 def test_one_of_two_servers_dies_and_all_are_scored() -> None:
