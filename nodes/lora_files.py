@@ -80,7 +80,7 @@ def write_lora_model(path: Path, lora: Mapping[str, torch.Tensor], fmt: str) -> 
     if not tensors:
         raise FlashGRPOError("the LoRA is empty: connect the output of Train or Load Run")
     if fmt == "comfyui":
-        save_tensors(path, tensors, {})
+        save_tensors(path, tensors, lora.metadata if isinstance(lora, LoraTensors) else {})
         return
     pairs: Pairs = {}
     alphas = set()

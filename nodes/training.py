@@ -93,4 +93,4 @@ def expert_loras(config: Config, result: RunResult) -> dict[str, LoraTensors]:
 def lora_tensors(path: Path) -> LoraTensors:
     """A LoRA file as LORA_MODEL."""
     file = open_tensors(path)
-    return LoraTensors({key: file.get(key) for key in file.keys()})
+    return LoraTensors({key: file.get(key) for key in file.keys()}, file.metadata)

@@ -25,7 +25,15 @@ Tables = dict[str, dict[str, Any]]
 
 
 class LoraTensors(dict[str, torch.Tensor]):
-    """LORA_MODEL; ComfyUI writes the text of all inputs into an error, so it is short."""
+    """LORA_MODEL; ComfyUI writes the text of all inputs into an error, so it is short.
+
+    Attributes:
+        metadata: header of the file that the tensors are from.
+    """
+
+    def __init__(self, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+        super().__init__(tensors)
+        self.metadata = dict(metadata or {})
 
     def __repr__(self) -> str:
         return f"LORA_MODEL of {len(self)} tensors"

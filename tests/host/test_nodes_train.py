@@ -146,6 +146,9 @@ def test_a_lora_is_never_overwritten(trained: ComfyServer) -> None:
         graph["save"] = node("FlashGRPOSaveLora", **inputs)
         listed.append(trained.queue(graph).outputs["save"]["text"][0])
     assert listed == ["same.safetensors", "same-2.safetensors"]
+    (exported,) = (trained.output / "flashgrpo" / "runs" / "trained" / "lora").glob("*.safetensors")
+    saved = trained.output / "loras" / "same.safetensors"
+    assert saved.read_bytes() == exported.read_bytes(), "the header is lost on the link"
 
 
 def test_a_finished_run_returns_its_result(trained: ComfyServer) -> None:
