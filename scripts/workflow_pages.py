@@ -98,7 +98,7 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         learning_rate=optim["learning_rate"],
         warmup=optim["warmup"],
         ema_decay=optim["ema_decay"],
-        title="Advanced: a short, brisk run",
+        title="Demo settings",
         width=340,
     )
     advanced.collapsed = True  # most of its many settings are the preset's
