@@ -145,7 +145,7 @@ def open_trackers(trainer: Trainer) -> None:
         return
     try:
         from .trackers import Trackers
-    except ModuleNotFoundError:
+    except ImportError:
         raise FlashGRPOError(
             "run.trackers needs the Python package: pip install 'flashgrpo[trackers]', or leave it "
             "empty; the same curves are in report.html"

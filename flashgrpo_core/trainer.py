@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -71,9 +71,6 @@ from .update import GradientStats, PolicyOptimizer, policy_gradient, update_unit
 from .watchdog import Watchdog
 from .windows import sde_windows
 
-if TYPE_CHECKING:
-    from .trackers import Trackers
-
 log = logging.getLogger(__name__)
 
 #: Iterations in a row that may pass without an optimizer step before the run stops with advice.
@@ -127,7 +124,7 @@ class Trainer:
         self.eval_reward = build_eval_reward(shared)
         self.health = Health(self.reward.weights, read_events(folder.events))
         self.state = RunState()
-        self.trackers: Trackers | None = None
+        self.trackers: Any = None  # the package's `Trackers`, which the node pack comes without
         self.saved = 0  # iteration of the last checkpoint
         self.best: dict[str, torch.Tensor] | None = None
         cache = cache or folder.output / "flashgrpo" / "cache"
