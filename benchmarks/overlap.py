@@ -106,6 +106,8 @@ def main() -> int:
         }
     plain, beside = runs["in_sequence"], runs["overlapped"]
     saved = 1 - beside["both"] / plain["both"]
+    # Its own work one after the other: this holds on a busy machine too, where two runs differ.
+    work = sum(beside["busy"][lane] for lane in ("sample", "decode", "score"))
     # The longer of the two kinds of work is the least it can take.
     least = max(beside["busy"]["sample"] + beside["busy"]["decode"], beside["busy"]["score"])
     result = {
@@ -113,10 +115,12 @@ def main() -> int:
         "pause_per_video": args.seconds,
         "runs": runs,
         "saved": saved,
+        "overlapped_work_in_sequence": work,
+        "overlapped_over_own_work": beside["both"] / work,
         "overlapped_over_least_possible": beside["both"] / least,
         "same_lora": plain["adapter_sha256"] == beside["adapter_sha256"],
     }
-    passed = result["same_lora"] and beside["both"] < plain["rollout_phase"] + plain["score_phase"]
+    passed = result["same_lora"] and beside["both"] < min(plain["both"], work)
     result = json.loads(json.dumps(result), parse_float=lambda text: round(float(text), 3))
     print(json.dumps({"passed": passed, **result}, indent=1))
     RESULTS.write_text(json.dumps({"passed": passed, **result}, indent=1) + "\n", encoding="utf-8")
