@@ -68,7 +68,6 @@ def test_the_node_says_the_command_and_follows(
         result = probe_server.wait(prompt_id)
         texts = shown_texts(messages)
     assert result.status == "success", result.error
-    assert len(result.outputs["train"]["images"]) == 1
     for words in ("sampling videos", "judging on held-out prompts", "iteration 2 of 2"):
         assert any(words in text for text in texts), (words, texts)
     assert any(kind == "progress_state" for kind, _ in messages.seen)
