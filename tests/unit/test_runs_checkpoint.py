@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
