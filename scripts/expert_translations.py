@@ -39,10 +39,6 @@ TEXTS: dict[str, tuple[str, str]] = {
         "이미지-비디오 모델에서 비디오의 첫 프레임입니다. 모든 프롬프트에 이미지 하나, 또는 프롬프트 순서대로 하나씩 담긴 배치입니다. .jsonl 파일에 이미지가 있는 프롬프트는 그것을 씁니다.",
         "图生视频模型的视频首帧：所有提示词共用一张图像，或按提示词顺序每个一张的批次。在 .jsonl 文件中指定了图像的提示词保留自己的图像。",
     ),
-    "Likewise for the low-noise expert of a policy with two; else blocked.": (
-        "전문가가 둘인 정책의 저노이즈 전문가도 같습니다. 아니면 차단됩니다.",
-        "对于有两个专家的策略，低噪声专家同理；否则阻断。",
-    ),
     "Wan VAE (.safetensors from models/vae): wan_2.1_vae for Wan 2.1 and 2.2 14B, wan2.2_vae for 2.2 5B, or the embedded tiny VAE of the tiny Wan.": (
         "Wan VAE(models/vae의 .safetensors): Wan 2.1과 2.2 14B는 wan_2.1_vae, 2.2 5B는 wan2.2_vae, 또는 작은 Wan의 내장 VAE.",
         "Wan VAE（models/vae 中的 .safetensors）：Wan 2.1 与 2.2 14B 用 wan_2.1_vae，2.2 5B 用 wan2.2_vae，或微型 Wan 的内置 VAE。",

@@ -200,8 +200,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "seed": ("시드", "种子"),
     "reward": ("보상", "奖励"),
     "run on": ("실행 위치", "运行位置"),
-    "this ComfyUI": ("이 ComfyUI", "此 ComfyUI"),
-    "workers": ("워커", "工作进程"),
     "speed LoRAs": ("가속 LoRA", "加速 LoRA"),
     "video": ("비디오", "视频"),
     "text": ("텍스트", "文本"),
@@ -499,10 +497,6 @@ TEXTS: dict[str, tuple[str, str]] = {
     "Low-noise expert of Wan 2.2 14B; none for every other Wan model.": (
         "Wan 2.2 14B의 저노이즈 전문가 모델. 다른 모든 Wan 모델에서는 none.",
         "Wan 2.2 14B 的低噪声专家；其他 Wan 模型选 none。",
-    ),
-    "Wan VAE (.safetensors from models/vae): wan_2.1_vae for Wan 2.1 and 2.2 14B, or the embedded tiny VAE that belongs to the tiny Wan.": (
-        "Wan VAE(models/vae의 .safetensors). Wan 2.1과 2.2 14B에는 wan_2.1_vae, 또는 작은 Wan에 딸린 내장 VAE.",
-        "Wan VAE（models/vae 中的 .safetensors）：Wan 2.1 和 2.2 14B 用 wan_2.1_vae，或属于微型 Wan 的内置 VAE。",
     ),
     "Compute type of the frozen weights; auto keeps 16-bit files as they are on a GPU and uses fp32 on the CPU.": (
         "고정된 가중치의 연산 형식. auto는 GPU에서 16비트 파일을 그대로 쓰고 CPU에서는 fp32를 씁니다.",
@@ -928,6 +922,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "updating the LoRA": ("LoRA 갱신 중", "正在更新 LoRA"),
     "judging on held-out prompts": ("빼 둔 프롬프트로 평가 중", "正在用留出的提示词评判"),
     "saving": ("저장 중", "正在保存"),
+    "The name of the low-noise expert's LoRA, for a policy with two experts.": (
+        "저노이즈 전문가 LoRA의 이름. 전문가가 둘인 정책용.",
+        "低噪声专家 LoRA 的名称，用于有两个专家的策略。",
+    ),
     "waiting for a worker": ("워커를 기다리는 중", "正在等待工作进程"),
 }
 
