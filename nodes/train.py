@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..flashgrpo_core import embedded
 from ..flashgrpo_core.experts import HIGH, LOW
@@ -166,7 +166,8 @@ class Train(host.ComfyNode):
             loras.get(LOW) or host.blocked(),
             Run(policy.run, result.iteration),
             picture,
-            ui=ui.PreviewImage(picture),
+            # Not shown on the node: the monitor draws the curve, and frontend 1.58.1 would show the
+            # last live preview a second time in its place.
         )
 
 

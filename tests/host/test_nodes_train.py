@@ -24,8 +24,9 @@ def strong_graph(run: str, **inputs: Any) -> Graph:
 @pytest.fixture(scope="module")
 def trained(probe_server: ComfyServer) -> ComfyServer:
     """A server on which the run `trained` is finished."""
-    result = probe_server.queue(strong_graph("trained"))
-    assert len(result.outputs["train"]["images"]) == 1
+    curve = node("PreviewImage", images=["train", 3])
+    result = probe_server.queue({**strong_graph("trained"), "curve": curve})
+    assert len(result.outputs["curve"]["images"]) == 1
     return probe_server
 
 
