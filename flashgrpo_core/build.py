@@ -92,8 +92,14 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
     """Rollout settings of a run for a model with these latents.
 
     Raises:
-        FlashGRPOError: the size does not fill the transformer's patches of 2x2 latents.
+        FlashGRPOError: the size does not fill the transformer's patches of 2x2 latents, or a
+            guidance for an expert that is not there.
     """
+    if config.rollout.guidance_low and not config.model.transformer_low:
+        raise FlashGRPOError(
+            f"rollout.guidance_low = {config.rollout.guidance_low:g} is for the low-noise expert of "
+            "a model with two: set it to 0, or name model.transformer_low"
+        )
     patch = 2 * spatial
     for name, side in (("width", config.rollout.width), ("height", config.rollout.height)):
         if side % patch:
@@ -108,7 +114,7 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
         eta=config.schedule.eta,
         shared_prefix=config.rollout.shared_prefix,
         micro_batch=config.rollout.micro_batch,
-        guidance_low=config.rollout.guidance_low if config.model.transformer_low else 0.0,
+        guidance_low=config.rollout.guidance_low,
         suffix_share=config.rollout.suffix_share,
     )
 
@@ -244,16 +250,8 @@ def preflight(config: Config, *, files: bool = True) -> None:
     """
     validate(config)
     full = with_embedded_files(config)
-    if full.rollout.guidance_low and not full.model.transformer_low:
-        raise FlashGRPOError(
-            f"rollout.guidance_low = {full.rollout.guidance_low:g} is for the low-noise expert of a "
-            "model with two: set it to 0, or name model.transformer_low"
-        )
-    prompts = build_prompts(full)
-    if files:
-        spec = model_spec(full)
-        check_images(spec, [p.image for p in needed_prompts(full, prompts)])
-        sde_windows(full)
+    spec = model_spec(full) if files else None
+    if spec is not None:
         if not full.model.vae:
             raise FlashGRPOError(
                 "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
@@ -271,6 +269,11 @@ def preflight(config: Config, *, files: bool = True) -> None:
                     f"{', '.join(str(r) for r in sorted(ranks))}, model.lora_rank is "
                     f"{full.model.lora_rank}: use the same rank"
                 )
+        sde_windows(full)
+        rollout_settings(full, *_planned_layout(full))
+    prompts = build_prompts(full)
+    if spec is not None:
+        check_images(spec, [p.image for p in needed_prompts(full, prompts)])
     build_reward(full).check_prompts(p.text for p in prompts.train)
     build_eval_reward(full).check_prompts(p.text for p in (*prompts.validation, *prompts.test))
 

@@ -54,7 +54,7 @@ def test_the_switch_is_the_first_sigma_below_the_boundary(kind, shift, boundary)
 def test_a_sigma_on_the_boundary_belongs_to_the_high_noise_expert() -> None:
     # shift 3, 4 steps: 1, 0.9, 0.75, 0.5; float32(0.9) is less than the double 0.9.
     schedule = make_schedule("simple", 4, 3.0)
-    assert schedule.sigmas.astype(np.float32)[1] < 0.9
+    assert float(schedule.sigmas.astype(np.float32)[1]) < 0.9
     assert switch_step(schedule, 0.9) == 2
     # shift 7: sigma 0.875 exactly at half of the grid.
     assert switch_step(make_schedule("simple", 4, 7.0), 0.875) == 3
@@ -144,7 +144,7 @@ def test_sampling_is_each_expert_on_its_own_steps() -> None:
     settings = RolloutSettings(SHAPE, guidance=2.0, guidance_low=1.5)
     negative = embedding("negative")
     sampler = RolloutSampler(policy, schedule, settings, embedding, negative)
-    (group,) = tiny_groups(1, size=2)
+    group = tiny_groups(2, size=2)[0]
     for sde_step in (1, 4):  # one in each expert; sigmas 1, .938, .857, .75, .6, .375
         group = type(group)(**{**vars(group), "sde_step": sde_step})
         sampler.forget()
