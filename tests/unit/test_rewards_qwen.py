@@ -51,18 +51,21 @@ VIDEO_TEXT = (
 
 def processor(folder: Path, extra: list[str]) -> Any:
     """transformers' own processor on the small tokenizer."""
-    from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen2VLProcessor
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+    import transformers as t
 
-    tokenizer = PreTrainedTokenizerFast(
+    # The fourth series asks for the class by name; the fifth builds it from other arguments.
+    fourth = t.__version__.startswith("4.")
+    tokenizer = (t.Qwen2TokenizerFast if fourth else t.PreTrainedTokenizerFast)(
         tokenizer_file=str(folder / "tokenizer.json"),
         pad_token="<|endoftext|>",  # noqa: S106
         padding_side="right",
     )
     tokenizer.add_special_tokens({"additional_special_tokens": extra})
-    images = Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=28 * 28 * 1280)
-    videos = Qwen2VLVideoProcessor(min_pixels=56 * 56, max_pixels=28 * 28 * 1280)
-    return Qwen2VLProcessor(images, tokenizer, videos, chat_template=TEMPLATE)
+    limits = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    parts = [t.Qwen2VLImageProcessor(**limits), tokenizer]
+    if hasattr(t, "Qwen2VLVideoProcessor"):  # before 4.52 the other one takes videos, too
+        parts.append(t.Qwen2VLVideoProcessor(**limits))
+    return t.Qwen2VLProcessor(*parts, chat_template=TEMPLATE)
 
 
 def user_turn(processor: Any, kind: str, text: str) -> str:
@@ -77,7 +80,7 @@ def hidden_states(network: Any, inputs: Any, multimodal: bool = False) -> torch.
     ids = inputs["input_ids"]
     positions = torch.arange(ids.shape[1]).view(1, 1, -1).expand(3, len(ids), -1)
     options = {} if multimodal else {"position_ids": positions}
-    return network.model(**inputs, **options).last_hidden_state
+    return network(**inputs, **options, output_hidden_states=True).hidden_states[-1]
 
 
 def score(name: str, videos: list[np.ndarray], fps: float = 16.0, **options: Any) -> dict:
@@ -281,7 +284,9 @@ def video_reference(
     frames = torch.from_numpy(video[indices]).permute(0, 3, 1, 2)
     frames = tv.resize(frames, list(size), InterpolationMode.BICUBIC, antialias=True)
     text = user_turn(own, "video", VIDEO_TEXT.format(text_prompt=prompt))
-    options = {"do_resize": False, "do_sample_frames": False}
+    options = {"do_resize": False}
+    if hasattr(own, "video_processor"):
+        options["do_sample_frames"] = False
     inputs = own(text=[text], videos=[frames], return_tensors="pt", videos_kwargs=options)
     ids = own.tokenizer.convert_tokens_to_ids(tokens)
     raw = values(inputs, ids, **how)
