@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def score(args: Namespace) -> Answer:
     prompts = _prompts_for(files, args, mix)
     ranked = rank_videos(
         [
-            Clip(str(file), prompt, lambda file=file: read_video(file, args.max_frames))
+            Clip(str(file), prompt, partial(read_video, file, args.max_frames))
             for file, prompt in zip(files, prompts, strict=True)
         ],
         mix,

@@ -33,7 +33,9 @@ def write_embeddings(
         fetch: gives the embedding of a prompt, fp32 `[tokens, 4096]`.
     """
     names = {text_key(text): text for text in texts}
-    layout = {key: (torch.float32, (lengths[text], _WIDTH)) for key, text in names.items()}
+    layout: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        key: (torch.float32, (lengths[text], _WIDTH)) for key, text in names.items()
+    }
     write_tensors(path, layout, lambda key: fetch(names[key]))
 
 

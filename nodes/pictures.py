@@ -106,8 +106,11 @@ def _with_terms(
     for index, (name, points) in enumerate(terms.items()):
         panel, draw, _, small = _canvas((width, height))
         draw.text((16, 6), _fit(draw, name, small, width - 24), font=small, fill=INK)
-        marks = [(float(e["iteration"]), (e.get("terms") or {}).get(name)) for e in judged]
-        marks = [(x, y) for x, y in marks if y is not None]
+        marks = [
+            (float(event["iteration"]), float(event["terms"][name]))
+            for event in judged
+            if (event.get("terms") or {}).get(name) is not None
+        ]
         values = [y for _, y in (*points, *marks)]
         room = (max(values) - min(values) or abs(max(values)) or 1.0) * 0.1
         last = max(1.0, *(x for x, _ in (*points, *marks)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +109,12 @@ class ScoreVideos(host.ComfyNode):
         for number, video in enumerate(videos or [], start=1):
             name = f"video {number}"
             sources[name] = video
-            clips.append(Clip(name, text, lambda video=video: _frames(video, max_frames)))
+            clips.append(Clip(name, text, partial(_frames, video, max_frames)))
         if folder.strip():
             files = videos_in(host.media_folder(folder.strip()))
             for file, own in zip(files, prompts_beside(files), strict=True):
                 sources[file.name] = file
-                clips.append(
-                    Clip(file.name, own or text, lambda file=file: read_video(file, max_frames))
-                )
+                clips.append(Clip(file.name, own or text, partial(read_video, file, max_frames)))
         if not clips:
             raise FlashGRPOError("no video to score: link videos, or name a folder")
         control = pool.control()

@@ -77,7 +77,7 @@ class AestheticReward(FrameReward):
         clip = load_clip(self.paths["model"], dtype, text=False)
         path = self.paths["head"]
         head = _head(read_tensors(path), path)
-        width, wanted = clip.network.visual_projection.out_features, head[0].weight.shape[1]
+        width, wanted = clip.network.visual_projection.out_features, head[0].in_features
         if wanted != width:
             raise FlashGRPOError(
                 f"reward {self.name!r}: the head takes vectors of {wanted}, the model gives "

@@ -80,7 +80,8 @@ class HpsV3Reward(FrameReward):
 
     def _score_frames(self, model: QwenReward, frames: np.ndarray, prompt: str) -> torch.Tensor:
         factor = model.patch * model.merge
-        height, width = fit_size(*frames.shape[1:3], factor, PIXELS, PIXELS)
+        height, width = frames.shape[1:3]
+        height, width = fit_size(height, width, factor, PIXELS, PIXELS)
         planes = to_planes(resize_pil(frames, height, width))
         text = _TEXT.read_text(encoding="utf-8").replace("{text_prompt}", plain(prompt))
         mean = model("image", text, planes, clip=False)[:, 0, 0]  # the other value is sigma

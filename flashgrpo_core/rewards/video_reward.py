@@ -109,7 +109,8 @@ class VideoRewardReward(ModelReward):
             model = self.model(control)
             chosen = video[sampled_frames(len(video), batch.fps, self.fps)]
             factor = model.patch * model.merge
-            size = fit_size(*video.shape[1:3], factor, MIN_PIXELS, self.max_pixels)
+            height, width = video.shape[1:3]
+            size = fit_size(height, width, factor, MIN_PIXELS, self.max_pixels)
             text = self._template.replace("{text_prompt}", plain(prompt))
             with torch.no_grad():
                 outputs = model("video", text, _resized(chosen, size), clip=True)[0].double().cpu()
