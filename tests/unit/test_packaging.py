@@ -30,6 +30,7 @@ PROVIDED = {
     "PIL": "pillow",
     "safetensors": "safetensors",
     "sentencepiece": "sentencepiece",
+    "tokenizers": "peft",  # transformers needs it
     "torch": "accelerate",
     "transformers": "peft",
 }
