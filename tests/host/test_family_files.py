@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         vae_file=str(embedded.TINY_VAE),
         clip_file=str(write_clip_vision(folder / "clip_vision.safetensors")),
         image_file=str(write_image(folder / "start.png", 1, (97, 61))),
-        folder=str(folder),
+        work=str(folder),
     )
 
 
@@ -181,7 +181,7 @@ def lora_of(policy, patcher, name, compare):
         if key.endswith("lora_B"):
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
     pairs = adapter_pairs(policy.snapshot())
-    path = os.path.join(folder, name + "_lora.safetensors")
+    path = os.path.join(work, name + "_lora.safetensors")
     save_file(export_lora(pairs, policy.alpha), path)
     base = compare(patcher)
     messages.clear()
