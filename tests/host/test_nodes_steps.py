@@ -23,8 +23,11 @@ def stepped(probe_server: ComfyServer) -> ComfyServer:
             weights="live",
         )
         result = probe_server.queue(graph)
-        # What depends on the policy ran again; the rest came from the cache.
-        assert result.cached == (set() if turn == 1 else {"prompts", "video", "reward"})
+        # What depends on the policy ran again; the rest came from the cache, in the first turn
+        # too when another test has queued the same nodes.
+        independent = {"prompts", "video", "reward"}
+        assert result.cached <= independent
+        assert turn == 1 or result.cached == independent
     return probe_server
 
 

@@ -77,8 +77,10 @@ def test_each_phase_changes_networks_once(experts_run):
     _, _, host, networks = experts_run
     high, low = networks.transformers
     for iteration in (1, 2):
-        assert host.by_phase["rollout", iteration] == [high, low]
-        assert host.by_phase["update", iteration] == [high, low]
+        for phase in ("rollout", "update"):
+            # The VAE is brought for what follows before that phase is announced.
+            brought = [n for n in host.by_phase[phase, iteration] if n in (high, low)]
+            assert brought == [high, low]
 
 
 def test_both_experts_are_trained_in_one_run(experts_run):
