@@ -136,7 +136,7 @@ def test_linked_videos_and_their_folder_are_one_ranking(server: ComfyServer) -> 
         ({"folder": "models/vae"}, "must be input or output"),
         ({"folder": "output/none such"}, "does not exist"),
         ({"folder": ""}, "no video to score"),
-        ({"on_nan": "skip"}, "not in list"),
+        ({"on_nan": "skip"}, "is not in the list"),
         ({"max_frames": 0}, "smaller than min"),
     ],
 )
