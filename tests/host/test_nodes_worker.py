@@ -36,12 +36,13 @@ def started() -> Iterator[list[WorkerProcess]]:
 
 def shown_texts(messages: Messages) -> list[str]:
     """The texts that were shown on nodes, in order."""
-    found = [data for kind, data in messages.drain() if kind == "binary"]
-    return [
-        data[8:].decode("utf-8", errors="replace")
-        for data in found
-        if struct.unpack(">I", data[:4])[0] == 3
-    ]
+    texts = []
+    for kind, data in messages.drain():
+        if kind != "binary" or struct.unpack(">I", data[:4])[0] != 3:  # 3 = progress text
+            continue
+        length = struct.unpack(">I", data[4:8])[0]  # of the node's name, which comes first
+        texts.append(data[8 + length :].decode("utf-8"))
+    return texts
 
 
 def job_of(server: ComfyServer, run: str) -> Any:
