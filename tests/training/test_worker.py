@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -47,7 +48,10 @@ def test_killed_stopped_cancelled_given_back(tmp_path: Path) -> None:
     finally:
         for worker in running:
             worker.stop()
-    assert not list(Queue(tmp_path).workers())
+    # Who ended in order leaves no heartbeat; that of the killed one may stay for ten leases.
+    ended = {re.search(r"worker (w\d\.\w+):", worker.log())[1] for worker in running}
+    left = set(Queue(tmp_path).workers())
+    assert len(ended) == 2 and not left & ended and len(left) <= figures["kills"], (left, ended)
     assert not left_over(tmp_path / "flashgrpo" / "runs")
 
 

@@ -131,6 +131,19 @@ def test_claims_are_in_order_and_runs_do_not_overlap(tmp_path: Path) -> None:
     assert workers[0]._take().entry.name[-1] == "3"
 
 
+def test_the_heartbeat_of_a_dead_worker_goes_after_ten_leases(tmp_path: Path) -> None:
+    worker, now = make_worker(tmp_path), [0.0]
+    worker._watch = Watch(lambda: now[0])
+    dead, living = (worker.queue.workers_path / f"{name}.json" for name in ("dead.0", "living.0"))
+    write_heartbeat(dead, {"beat": 7})
+    for beat, seconds in enumerate((0.0, 60.0, 99.0, 101.0)):
+        now[0] = seconds
+        write_heartbeat(living, {"beat": beat})
+        assert worker._take() is None
+        stays = {"dead.0"} if seconds < 100 else set()
+        assert set(worker.queue.workers()) == {"living.0"} | stays
+
+
 def test_a_silent_job_is_taken_over_and_a_beating_one_is_not(tmp_path: Path) -> None:
     entry = Queue(tmp_path).submit("1", "a", TINY)
     old = entry.lease().pass_to("old.0")
