@@ -116,8 +116,7 @@ def parallel() -> list[str]:
     jobs = max(1, min(4, processors))
     # Tests start programs of their own; together they should not ask for more than there is.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors // jobs)))
-    # In the order of the folders: the short unit tests last, so that all processors end together.
-    return ["-n", str(jobs), "--dist", "loadfile", "--no-loadscope-reorder"]
+    return ["-n", str(jobs), "--dist", "loadfile"]
 
 
 # --- environment ---------------------------------------------------------------------------------
