@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .config import Config, ModelConfig
+from .devices import pick_device
 from .embedded import with_embedded_files
 from .errors import FlashGRPOError
 from .experts import HIGH, LOW, Policy, TwoExperts
@@ -46,29 +47,6 @@ class Networks:
     def transformers(self) -> list[nn.Module]:
         """The transformers, in the order in which they sample."""
         return [expert.transformer for expert in self.policy.experts.values()]
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of `model.device`.
-
-    Raises:
-        FlashGRPOError: the device does not exist here.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        return torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise FlashGRPOError(
-            f"model.device {name!r} is not available ({reason}): use auto or cpu"
-        ) from None
-    return device
 
 
 def pick_dtype(name: str, weight_dtype: str, device: torch.device) -> torch.dtype:

@@ -26,6 +26,7 @@ from .build import build_prompts, needed_texts, preflight, text_tokens
 from .cli_common import Answer
 from .config import Config
 from .config_io import build_config, to_tables
+from .devices import pick_device
 from .distributed import World
 from .embedded import with_embedded_files
 from .errors import FlashGRPOError
@@ -34,7 +35,6 @@ from .fence import LostLease, Released
 from .files import resolve_inside
 from .launch import launched_world, part
 from .lookup import adopt_moved_files
-from .networks import pick_device
 from .progress import Session, TerminalControl
 from .ready_embeddings import ReadyEmbeddings
 from .runs.checkpoint import list_checkpoints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ..control import Control
+from ..devices import pick_device
 from ..errors import FlashGRPOError
 from .batch import VideoBatch
 from .options import choice, frame_rule, number
@@ -26,7 +28,7 @@ FOLDER = "flashgrpo_rewards"
 _loaded: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
-class ModelReward:
+class ModelReward(ABC):
     """Base of the rewards with a network. Nothing is loaded before the first score.
 
     Class attributes beside those of every reward (see the package):
@@ -69,9 +71,9 @@ class ModelReward:
         """The networks in memory; empty before the first score."""
         return [] if self._model is None else [self._model.network]
 
+    @abstractmethod
     def _load(self, dtype: torch.dtype) -> Any:
         """Load the model on the CPU: an object with `network`."""
-        raise NotImplementedError
 
     def model(self, control: Control) -> Any:
         """The model, loaded and on its device.
@@ -80,7 +82,7 @@ class ModelReward:
         that the user chose is no business of the host.
         """
         host = control.device if self.device == "auto" else None
-        target = host or compute_device(self.device, self.name)
+        target = host or pick_device(self.device, f"reward {self.name!r}: device")
         if self._model is None:
             dtype = self._compute_dtype(target)
             key = (type(self)._load, dtype, self.device, _stamps(self.paths))
@@ -135,9 +137,9 @@ class FrameReward(ModelReward):
             values.append(self.rule.total(np.concatenate(scores)))
         return {self.name: np.array(values, dtype=np.float64)}
 
+    @abstractmethod
     def _score_frames(self, model: Any, frames: np.ndarray, prompt: str) -> torch.Tensor:
         """Scores `[n]` of frames uint8 `[n, H, W, 3]` of one prompt."""
-        raise NotImplementedError
 
 
 def once(memo: dict[str, torch.Tensor], key: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -158,29 +160,6 @@ def missing(cls: Any, option: str, value: str) -> str:
         f"reward {cls.name!r}: {option} = {value!r} was not found: {cls.source}; put it into "
         f"models/{FOLDER} and give its name there"
     )
-
-
-def compute_device(name: str, reward: str) -> torch.device:
-    """The device of an option; `auto` is the fastest one there is.
-
-    Raises:
-        FlashGRPOError: the device does not exist here.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        if torch.backends.mps.is_available():
-            return torch.device("mps")
-        return torch.device("cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise FlashGRPOError(
-            f"reward {reward!r}: device = {name!r} is not available ({reason}): use auto or cpu"
-        ) from None
-    return device
 
 
 def _stamps(paths: dict[str, Path]) -> tuple[Any, ...]:
