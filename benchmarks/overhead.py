@@ -69,7 +69,7 @@ def measure_time(folder: Path) -> dict[str, Any]:
     from flashgrpo_core.control import Control
     from flashgrpo_core.networks import load_networks
     from flashgrpo_core.rewards.mix import RewardMix
-    from flashgrpo_core.trainer import train
+    from flashgrpo_core.training import train
 
     torch.set_num_threads(1)
     shape = {"num_attention_heads": WIDTH // 128, "ffn_dim": 4 * WIDTH, "num_layers": BLOCKS}
@@ -149,7 +149,7 @@ def count_bytes(output: str, rank: str, pixels: str, out: str) -> None:
     from flashgrpo_core.config_io import build_config
     from flashgrpo_core.control import Control
     from flashgrpo_core.distributed import World
-    from flashgrpo_core.trainer import train
+    from flashgrpo_core.training import train
 
     world, sums, counts = World.launched(cpu=True), [], []
     reduce = torch.distributed.all_reduce

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from flashgrpo_core.config_io import build_config  # noqa: E402
 from flashgrpo_core.runs.events import read_events  # noqa: E402
-from flashgrpo_core.trainer import train  # noqa: E402
+from flashgrpo_core.training import train  # noqa: E402
 from tests.unit._reward_server import ServerProcess  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "overlap.json"

@@ -44,7 +44,7 @@ def measure(folder: Path) -> int:
     from flashgrpo_core.config_io import build_config
     from flashgrpo_core.control import Control
     from flashgrpo_core.runs.folder import free_name
-    from flashgrpo_core.trainer import train
+    from flashgrpo_core.training import train
     from flashgrpo_core.wan.lora import read_lora
 
     events: list[dict] = []

@@ -48,7 +48,7 @@ def train(args: Namespace) -> Answer:
 
 def _train(config: Config, resume: str) -> Answer:
     from .distributed import World
-    from .trainer import train as run_training
+    from .training import train as run_training
 
     try:
         from .launch import launched_world, part

@@ -42,7 +42,7 @@ from .runs.events import EventLog, utc_now
 from .runs.folder import RunFolder
 from .runs.job import Job, job_config
 from .runs.queue import BEAT, Queue, Watch
-from .trainer import train
+from .training import train
 from .worker_job import Heart, JobControl, Taken, deaths, end_of, last_end, take_over
 
 log = logging.getLogger(__name__)

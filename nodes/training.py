@@ -13,7 +13,7 @@ from ..flashgrpo_core.keeping import RunResult, finished_result, prepare_folder
 from ..flashgrpo_core.lookup import adopt_moved_files
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints
 from ..flashgrpo_core.runs.folder import RunFolder
-from ..flashgrpo_core.trainer import train
+from ..flashgrpo_core.training import train
 from ..flashgrpo_core.windows import trained_experts
 from . import host, pool
 from .embeddings import embed

@@ -303,7 +303,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     os.environ["OMP_NUM_THREADS"] = "1"  # nothing may run threads before a fork
 
-    import flashgrpo_core.trainer  # noqa: F401  imported once, shared by all forks
+    import flashgrpo_core.training  # noqa: F401  imported once, shared by all forks
 
     scratch = args.scratch or Path(tempfile.mkdtemp(prefix="kill-matrix-"))
     started = time.monotonic()

@@ -31,7 +31,8 @@ def train_one(output: Path, noise: str, shard: bool) -> None:
     """One of the processes."""
     from flashgrpo_core.config_io import build_config
     from flashgrpo_core.distributed import World
-    from flashgrpo_core.trainer import Trainer, train
+    from flashgrpo_core.trainer import Trainer
+    from flashgrpo_core.training import train
 
     world = World.launched(cpu=True)
     seen: dict[str, str] = {}

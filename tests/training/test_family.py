@@ -20,7 +20,7 @@ from flashgrpo_core.experts import HIGH, LOW, TwoExperts, expert_weights
 from flashgrpo_core.files import open_tensors, save_tensors
 from flashgrpo_core.runs.checkpoint import load_checkpoint, newest_checkpoint
 from flashgrpo_core.runs.events import read_events
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 from flashgrpo_core.wan.lora import read_lora
 from tests.training._family import FAMILIES, job
 from tests.training._small import Recorder

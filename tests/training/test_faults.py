@@ -27,7 +27,8 @@ from flashgrpo_core.runs import events as events_module
 from flashgrpo_core.runs.checkpoint import list_checkpoints, newest_checkpoint, verify
 from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import MAX_EMPTY, train
+from flashgrpo_core.trainer import MAX_EMPTY
+from flashgrpo_core.training import train
 from tests.training._small import SMALL
 
 ITERATIONS = 3

@@ -26,7 +26,7 @@ import pytest
 from flashgrpo_core.config_io import dump_toml
 from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 20  # run.timeout, seconds

@@ -18,7 +18,7 @@ from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.rewards import REWARDS, VideoBatch
 from flashgrpo_core.rewards.motion import MotionReward
 from flashgrpo_core.runs.events import read_events
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 from tests.training._small import Recorder
 
 #: Three micro-batches per iteration, of which the score of each is worth a sleep.

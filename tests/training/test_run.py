@@ -16,7 +16,7 @@ import torch
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 from flashgrpo_core.wan.lora import read_lora
 from tests.training._small import Recorder
 

@@ -20,7 +20,7 @@ from flashgrpo_core.config_io import dump_toml
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.rewards import servers
 from flashgrpo_core.runs.events import read_events
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 from tests.training._small import Recorder
 from tests.unit._reward_server import ServerProcess
 

@@ -21,7 +21,7 @@ from flashgrpo_core.config import Config
 from flashgrpo_core.config_io import build_config, dump_toml
 from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 from tests.training._small import SMALL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from flashgrpo_core import keeping
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.runs.events import latest_each, read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 
 JUDGED_ONCE = {"every": 3, "prompts": 1, "seeds": 1, "test_prompts": 0}
 

@@ -7,7 +7,7 @@ import pytest
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.runs.events import read_events
 from flashgrpo_core.runs.folder import RunFolder
-from flashgrpo_core.trainer import train
+from flashgrpo_core.training import train
 
 NO_JUDGING = {"every": 0, "test_prompts": 0}
 
