@@ -11,12 +11,10 @@ from comfy_api.latest import io
 
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.rewards.installed import installed_rewards
-from ..flashgrpo_core.rewards.mix import RewardMix
 from ..flashgrpo_core.rewards.terms import GATE_KEYS
 from . import host
-from .rewards import _about, _chain, _number
+from . import reward_terms as terms
 from .values import Reward, RewardType
-from .widgets import CATEGORY
 
 #: The only choice when no installed package offers a reward.
 NOTHING = "none installed"
@@ -40,20 +38,12 @@ def _shape(reward: Reward, previous: Reward | None, **keys: Any) -> io.NodeOutpu
                 "use one such node per reward"
             )
         shaped.append({**term, **keys})
-    terms = (*(previous.terms if previous else ()), *shaped)
-    RewardMix([dict(term) for term in terms])
-    return io.NodeOutput(Reward(terms))
+    return terms.behind(previous, *shaped)
 
 
 def _schema(title: str, description: str, *inputs: Any, node_id: str) -> io.Schema:
-    previous = RewardType.Input("previous", optional=True, tooltip=_PREVIOUS)
     return io.Schema(
-        node_id=node_id,
-        display_name=title,
-        category=f"{CATEGORY}/rewards",
-        description=description,
-        inputs=[*inputs, previous],
-        outputs=[RewardType.Output(display_name="reward")],
+        node_id=node_id, **terms.frame(title, description, *inputs, previous=_PREVIOUS)
     )
 
 
@@ -75,8 +65,10 @@ class RewardGate(host.ComfyNode):
                 default="above",
                 tooltip="Whether a video passes with a gate reward above or below the threshold.",
             ),
-            _number("threshold", 0.5, -1000.0, 1000.0, "Where the gate opens."),
-            _number("otherwise", 0.0, -1000.0, 1000.0, "Value of the videos that do not pass."),
+            terms.number("threshold", 0.5, -1000.0, 1000.0, "Where the gate opens."),
+            terms.number(
+                "otherwise", 0.0, -1000.0, 1000.0, "Value of the videos that do not pass."
+            ),
             node_id="FlashGRPORewardGate",
         )
 
@@ -128,8 +120,8 @@ class RewardLimits(host.ComfyNode):
             "Limits the value of rewards, so that nothing is gained beyond it. Against rewards that "
             "can be driven without end.",
             RewardType.Input("reward", tooltip="The rewards that are limited."),
-            _number("low", 0.0, -1000.0, 1000.0, "Lower values count as this one."),
-            _number("high", 1.0, -1000.0, 1000.0, "Higher values count as this one."),
+            terms.number("low", 0.0, -1000.0, 1000.0, "Lower values count as this one."),
+            terms.number("high", 1.0, -1000.0, 1000.0, "Higher values count as this one."),
             node_id="FlashGRPORewardLimits",
         )
 
@@ -169,9 +161,9 @@ class RewardDiversity(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardDiversity",
-            **_about(
+            **terms.about(
                 "diversity",
-                _number(
+                terms.number(
                     "scale",
                     0.1,
                     0.001,
@@ -184,7 +176,7 @@ class RewardDiversity(host.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("diversity", inputs)
+        return terms.chain("diversity", inputs)
 
 
 class RewardInstalled(host.ComfyNode):
@@ -197,7 +189,7 @@ class RewardInstalled(host.ComfyNode):
             "Reward: Installed",
             "A reward of your own: a class in a Python package that you have installed into "
             "ComfyUI's Python. docs/rewards.md shows one in 20 lines.",
-            _number("weight", 1.0, -100.0, 100.0, "Weight in the mix; negative punishes."),
+            terms.number("weight", 1.0, -100.0, 100.0, "Weight in the mix; negative punishes."),
             io.Combo.Input(
                 "name",
                 options=_installed_names(),
@@ -225,7 +217,9 @@ class RewardInstalled(host.ComfyNode):
                 "restart; docs/rewards.md shows how to write one"
             )
         term = {**_options(options), "name": name, "weight": weight}
-        return _chain(name, {k: v for k, v in term.items() if k != "name"} | {"previous": previous})
+        return terms.chain(
+            name, {k: v for k, v in term.items() if k != "name"} | {"previous": previous}
+        )
 
 
 def _options(text: str) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.rewards import REWARDS
 from ..flashgrpo_core.rewards.model_reward import DTYPES, FOLDER
 from . import host
-from .rewards import _about, _chain, _every, _frames, _number
+from . import reward_terms as terms
 from .widgets import advanced
 
 #: Where the models of CLIP-like rewards may lie.
@@ -74,7 +74,7 @@ def _reward(name: str, inputs: dict[str, Any], **kinds: tuple[str, ...]) -> io.N
                 f"{' or '.join(f'models/{kind}' for kind in folders)} and press R"
             )
         inputs[option] = host.reward_path(inputs[option], *folders)
-    return _chain(name, inputs)
+    return terms.chain(name, inputs)
 
 
 def _clip_reward(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
@@ -96,11 +96,11 @@ class RewardClipScore(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardClipscore",
-            **_about(
+            **terms.about(
                 "clipscore",
                 _model("model", "A complete CLIP model, folder or file.", *_CLIP),
-                _frames(),
-                _every(),
+                terms.frames(),
+                terms.every(),
                 _batch(16),
                 *_computing(),
             ),
@@ -120,11 +120,11 @@ class RewardPickScore(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardPickscore",
-            **_about(
+            **terms.about(
                 "pickscore",
                 _model("model", "PickScore_v1, folder or file.", *_CLIP),
-                _frames(),
-                _every(),
+                terms.frames(),
+                terms.every(),
                 _batch(16),
                 *_computing(),
             ),
@@ -144,11 +144,11 @@ class RewardHpsV2(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardHpsv2",
-            **_about(
+            **terms.about(
                 "hpsv2",
                 _model("model", "HPS_v2.1_compressed.pt, or a folder of it.", *_CLIP),
-                _frames(),
-                _every(),
+                terms.frames(),
+                terms.every(),
                 _batch(16),
                 *_computing(),
             ),
@@ -168,12 +168,12 @@ class RewardAesthetic(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardAesthetic",
-            **_about(
+            **terms.about(
                 "aesthetic",
                 _model("model", "OpenAI's CLIP L/14, complete or its vision side.", *_CLIP),
                 _model("head", "sac+logos+ava1-l14-linearMSE, the predictor.", FOLDER),
-                _frames(),
-                _every(),
+                terms.frames(),
+                terms.every(),
                 _batch(16),
                 *_computing(),
             ),
@@ -193,12 +193,12 @@ class RewardHpsV3(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardHpsv3",
-            **_about(
+            **terms.about(
                 "hpsv3",
                 _model("model", "The folder with HPSv3.safetensors.", FOLDER),
-                _number("limit", 15.0, 0.1, 1000.0, "Scores are limited to -limit and limit."),
-                _frames(),
-                _every(4),
+                terms.number("limit", 15.0, 0.1, 1000.0, "Scores are limited to -limit and limit."),
+                terms.frames(),
+                terms.every(4),
                 _batch(4),
                 *_computing(),
             ),
@@ -219,10 +219,10 @@ class RewardVideoReward(host.ComfyNode):
         parts = (("visual", "visual quality"), ("motion", "motion quality"), ("text", "alignment"))
         return io.Schema(
             node_id="FlashGRPORewardVideoreward",
-            **_about(
+            **terms.about(
                 "videoreward",
                 _model("model", "The folder with VideoReward's files.", FOLDER),
-                *(_number(o, 1.0, -100.0, 100.0, f"Weight of {what}.") for o, what in parts),
+                *(terms.number(o, 1.0, -100.0, 100.0, f"Weight of {what}.") for o, what in parts),
                 *_computing(),
             ),
         )

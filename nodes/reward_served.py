@@ -13,11 +13,10 @@ from comfy_api.latest import io
 
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.rewards import REWARDS
-from ..flashgrpo_core.rewards.mix import RewardMix
 from ..flashgrpo_core.rewards.servers import FILE_NAME, server_names, use_file
 from . import host
-from .values import Reward, RewardType
-from .widgets import CATEGORY, advanced
+from . import reward_terms as terms
+from .widgets import advanced
 
 #: The only choice while the file names no server, and in a version without network code.
 NOTHING = f"none: write user/{FILE_NAME}"
@@ -34,26 +33,8 @@ def _schema(title: str, description: str, kind: str, *options: Any, node_id: str
         tooltip=f"Name of the server in the file {FILE_NAME} in ComfyUI's user folder; after a "
         "change of the file press R.",
     )
-    weight = io.Float.Input(
-        "weight",
-        default=1.0,
-        min=-100.0,
-        max=100.0,
-        step=0.05,
-        round=False,
-        tooltip="Weight in the mix, -100 to 100; negative punishes. Terms are standardised before "
-        "they are weighted, so 1 and 1 count equally.",
-    )
-    previous = RewardType.Input(
-        "previous", optional=True, tooltip="Further rewards: a chain is a weighted mix."
-    )
     return io.Schema(
-        node_id=node_id,
-        display_name=title,
-        category=f"{CATEGORY}/rewards",
-        description=description,
-        inputs=[weight, server, *options, previous],
-        outputs=[RewardType.Output(display_name="reward")],
+        node_id=node_id, **terms.frame(title, description, terms.weight(), server, *options)
     )
 
 
@@ -73,7 +54,7 @@ def _timeout() -> Any:
 
 
 def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
-    """A term behind the previous ones; built here, so that a wrong server fails on its own node."""
+    """A term behind the previous ones, once there is a server to ask."""
     if name not in REWARDS:
         raise FlashGRPOError(
             "this version of the pack has no network code, so it cannot ask servers: install the "
@@ -84,10 +65,7 @@ def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
             f"no server is listed: write {str(host.user_file(FILE_NAME))!r} with one line per "
             "server (see the help of this node), then press R and choose it"
         )
-    previous = inputs.pop("previous", None)
-    terms = (*(previous.terms if previous else ()), {"name": name, **inputs})
-    RewardMix([dict(term) for term in terms])
-    return io.NodeOutput(Reward(terms))
+    return terms.chain(name, inputs)
 
 
 class RewardServed(host.ComfyNode):

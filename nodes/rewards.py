@@ -9,125 +9,11 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..flashgrpo_core.rewards import REWARDS
-from ..flashgrpo_core.rewards.mix import RewardMix
-from ..flashgrpo_core.rewards.options import AGGREGATES
 from . import host
-from .values import Reward, RewardType
-from .widgets import CATEGORY, advanced
+from . import reward_terms as terms
+from .widgets import advanced
 
 FAULTS = ("blur", "noise", "exposure", "flicker", "freeze")
-#: Choice of a reward's total instead of one of its parts.
-TOTAL = "total"
-
-
-def _about(name: str, *options: Any, added: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """The rest of a schema: weight, the reward's own options, and the chain.
-
-    Args:
-        name: name of the reward.
-        *options: widgets of its options.
-        added: widgets of options that came later; optional, for graphs that were saved before.
-    """
-    reward: Any = REWARDS[name]
-    weight = io.Float.Input(
-        "weight",
-        default=1.0,
-        min=-100.0,
-        max=100.0,
-        step=0.05,
-        round=False,
-        tooltip="Weight in the mix, -100 to 100; negative punishes. Terms are standardised before "
-        "they are weighted, so 1 and 1 count equally.",
-    )
-    previous = RewardType.Input(
-        "previous", optional=True, tooltip="Further rewards: a chain is a weighted mix."
-    )
-    return {
-        "display_name": f"Reward: {reward.title}",
-        "category": f"{CATEGORY}/rewards",
-        "description": f"{reward.description} {reward.range}; {reward.direction}. Can be cheated "
-        f"by: {reward.hackable_by}.",
-        "inputs": [weight, *options, previous, *added],
-        "outputs": [RewardType.Output(display_name="reward")],
-    }
-
-
-def _chain(name: str, inputs: dict[str, Any]) -> io.NodeOutput:
-    """A term behind the previous ones; built here, so that a bad option fails on its own node."""
-    previous = inputs.pop("previous", None)
-    if inputs.get("part") == TOTAL:
-        del inputs["part"]
-    terms = (*(previous.terms if previous else ()), {"name": name, **inputs})
-    RewardMix([dict(term) for term in terms])
-    return io.NodeOutput(Reward(terms))
-
-
-def _number(
-    name: str, default: float, low: float, high: float, tip: str, optional: bool = False
-) -> Any:
-    return io.Float.Input(
-        name,
-        optional=optional,
-        default=default,
-        min=low,
-        max=high,
-        step=0.05,
-        round=False,
-        tooltip=f"{tip} Range {low:g} to {high:g}.",
-    )
-
-
-def _short_side(default: int, low: int, high: int) -> Any:
-    return advanced(
-        io.Int.Input(
-            "short_side",
-            default=default,
-            min=low,
-            max=high,
-            tooltip=f"Larger frames are scaled down to this short side first, {low} to {high} "
-            "pixels: smaller is faster.",
-        )
-    )
-
-
-def _frames() -> Any:
-    return advanced(
-        io.Combo.Input(
-            "frames",
-            options=list(AGGREGATES),
-            default="mean",
-            tooltip="How the scores of the frames become that of the video; top30 and bottom30 are "
-            "the means of the best and the worst 30 percent, q25 is the quantile at 25 percent.",
-        )
-    )
-
-
-def _every(default: int = 1) -> Any:
-    return advanced(
-        io.Int.Input(
-            "every",
-            optional=True,
-            default=default,
-            min=1,
-            max=1024,
-            tooltip="Use every n-th frame, the first one always, 1 to 1024: larger is faster.",
-        )
-    )
-
-
-def _part(name: str) -> Any:
-    reward: Any = REWARDS[name]
-    return advanced(
-        io.Combo.Input(
-            "part",
-            optional=True,
-            options=[TOTAL, *reward.parts],
-            default=TOTAL,
-            tooltip="What counts: the reward's total, or one of its parts alone. Chain the node "
-            "twice for two parts with weights of their own.",
-        )
-    )
 
 
 class RewardTechnical(host.ComfyNode):
@@ -138,12 +24,17 @@ class RewardTechnical(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardTechnical",
-            **_about(
+            **terms.about(
                 "technical",
-                *(_number(f, 1.0, 0.0, 1.0, f"How much {f} costs; 0 ignores it.") for f in FAULTS),
-                _short_side(512, 32, 4096),
+                *(
+                    terms.number(f, 1.0, 0.0, 1.0, f"How much {f} costs; 0 ignores it.")
+                    for f in FAULTS
+                ),
+                terms.short_side(512, 32, 4096),
                 added=(
-                    _number("blocks", 1.0, 0.0, 1.0, "How much blocks costs; 0 ignores it.", True),
+                    terms.number(
+                        "blocks", 1.0, 0.0, 1.0, "How much blocks costs; 0 ignores it.", True
+                    ),
                 ),
             ),
         )
@@ -151,7 +42,7 @@ class RewardTechnical(host.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("technical", inputs)
+        return terms.chain("technical", inputs)
 
 
 class RewardMotion(host.ComfyNode):
@@ -162,24 +53,24 @@ class RewardMotion(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardMotion",
-            **_about(
+            **terms.about(
                 "motion",
-                _number(
+                terms.number(
                     "enough",
                     0.5,
                     0.01,
                     100.0,
                     "Speed from which more movement is not rewarded, short sides of the frame per second.",
                 ),
-                _short_side(128, 32, 512),
-                added=(_part("motion"),),
+                terms.short_side(128, 32, 512),
+                added=(terms.part("motion"),),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("motion", inputs)
+        return terms.chain("motion", inputs)
 
 
 class RewardFlicker(host.ComfyNode):
@@ -190,9 +81,9 @@ class RewardFlicker(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardFlicker",
-            **_about(
+            **terms.about(
                 "flicker",
-                _number(
+                terms.number(
                     "tolerance",
                     4.0,
                     0.01,
@@ -205,7 +96,7 @@ class RewardFlicker(host.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("flicker", inputs)
+        return terms.chain("flicker", inputs)
 
 
 class RewardFreeze(host.ComfyNode):
@@ -216,13 +107,13 @@ class RewardFreeze(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardFreeze",
-            **_about("freeze"),
+            **terms.about("freeze"),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("freeze", inputs)
+        return terms.chain("freeze", inputs)
 
 
 class RewardLoopClosure(host.ComfyNode):
@@ -233,13 +124,13 @@ class RewardLoopClosure(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardLoopClosure",
-            **_about("loop_closure"),
+            **terms.about("loop_closure"),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("loop_closure", inputs)
+        return terms.chain("loop_closure", inputs)
 
 
 class RewardBrightness(host.ComfyNode):
@@ -250,18 +141,18 @@ class RewardBrightness(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardBrightness",
-            **_about(
+            **terms.about(
                 "brightness",
-                _number("target", 0.5, 0.0, 1.0, "Wanted brightness, 0 black, 1 white."),
-                _frames(),
-                added=(_every(),),
+                terms.number("target", 0.5, 0.0, 1.0, "Wanted brightness, 0 black, 1 white."),
+                terms.frames(),
+                added=(terms.every(),),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("brightness", inputs)
+        return terms.chain("brightness", inputs)
 
 
 class RewardContrast(host.ComfyNode):
@@ -272,24 +163,24 @@ class RewardContrast(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardContrast",
-            **_about(
+            **terms.about(
                 "contrast",
-                _number(
+                terms.number(
                     "target",
                     0.45,
                     0.0,
                     1.0,
                     "Wanted contrast, 0 flat, 1 half black and half white; photos lie near 0.45.",
                 ),
-                _frames(),
-                added=(_every(),),
+                terms.frames(),
+                added=(terms.every(),),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("contrast", inputs)
+        return terms.chain("contrast", inputs)
 
 
 class RewardColourfulness(host.ComfyNode):
@@ -300,24 +191,24 @@ class RewardColourfulness(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardColourfulness",
-            **_about(
+            **terms.about(
                 "colourfulness",
-                _number(
+                terms.number(
                     "target",
                     0.6,
                     0.0,
                     1.0,
                     "Wanted colourfulness, 0 grey, 1 extremely colourful; photos lie near 0.4.",
                 ),
-                _frames(),
-                added=(_every(),),
+                terms.frames(),
+                added=(terms.every(),),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("colourfulness", inputs)
+        return terms.chain("colourfulness", inputs)
 
 
 class RewardJpegSize(host.ComfyNode):
@@ -328,7 +219,7 @@ class RewardJpegSize(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardJpegSize",
-            **_about(
+            **terms.about(
                 "jpeg_size",
                 io.Combo.Input(
                     "mode",
@@ -345,15 +236,15 @@ class RewardJpegSize(host.ComfyNode):
                         tooltip="JPEG quality, 1 to 95: how fine the measure is.",
                     )
                 ),
-                _frames(),
-                added=(_every(),),
+                terms.frames(),
+                added=(terms.every(),),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("jpeg_size", inputs)
+        return terms.chain("jpeg_size", inputs)
 
 
 class RewardNaturalness(host.ComfyNode):
@@ -364,25 +255,25 @@ class RewardNaturalness(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardNaturalness",
-            **_about(
+            **terms.about(
                 "naturalness",
-                _number(
+                terms.number(
                     "tolerance",
                     1.5,
                     0.01,
                     100.0,
                     "Distance beyond that of photographs that brings the reward down to 0.37.",
                 ),
-                _frames(),
-                _every(4),
-                _short_side(512, 32, 4096),
+                terms.frames(),
+                terms.every(4),
+                terms.short_side(512, 32, 4096),
             ),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("naturalness", inputs)
+        return terms.chain("naturalness", inputs)
 
 
 class RewardOcr(host.ComfyNode):
@@ -393,7 +284,7 @@ class RewardOcr(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardOcr",
-            **_about(
+            **terms.about(
                 "ocr",
                 io.String.Input(
                     "text",
@@ -402,8 +293,8 @@ class RewardOcr(host.ComfyNode):
                     tooltip="Text to ask for in every video; empty: the text in quotation marks of "
                     "each prompt.",
                 ),
-                _frames(),
-                _every(8),
+                terms.frames(),
+                terms.every(8),
                 advanced(
                     io.Int.Input(
                         "short_side",
@@ -420,7 +311,7 @@ class RewardOcr(host.ComfyNode):
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("ocr", inputs)
+        return terms.chain("ocr", inputs)
 
 
 class RewardTinyWorld(host.ComfyNode):
@@ -431,13 +322,13 @@ class RewardTinyWorld(host.ComfyNode):
         """Inputs and outputs."""
         return io.Schema(
             node_id="FlashGRPORewardTinyWorld",
-            **_about("tiny_world"),
+            **terms.about("tiny_world"),
         )
 
     @classmethod
     def execute(cls, **inputs: Any) -> io.NodeOutput:
         """Add the term."""
-        return _chain("tiny_world", inputs)
+        return terms.chain("tiny_world", inputs)
 
 
 #: All reward nodes.
