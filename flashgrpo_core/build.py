@@ -32,6 +32,7 @@ from .prompts import Prompt, PromptSplit, disjoint_split, read_prompts, split_pr
 from .rewards.mix import RewardMix, default_terms, evaluation_terms
 from .rollout import RolloutSettings, group_forwards
 from .schedule import Schedule, make_schedule
+from .strategies import possible_steps
 from .wan.lora import read_lora
 from .wan.start_image import ImageEncoder, cached_start_images
 from .wan.text import cached_embeddings
@@ -318,17 +319,19 @@ def plan(config: Config, lora_parameters: int = 0) -> Plan:
     cost = _step_costs(config, settings)
     r = config.rollout
     groups, size = r.prompts_per_iteration, r.group_size
-    shared = r.noise == "shared" and r.shared_prefix
+    s = config.schedule
+    shared = r.noise == "shared" and r.shared_prefix and s.strategy != "mixed"
     two = bool(config.model.transformer_low)
     videos = 1 if shared else size
     last = switch_step(build_schedule(config), expert_boundary(config)) if two else 0
     sampling = training = 0.0
     windows = list(sde_windows(config).values())
     for first, end in windows:
-        share = groups / len(windows) / (end - first)
-        for step in range(first, end):
-            sampling += share * group_forwards(cost, step, size, shared, r.suffix_share, last)
-            training += share * videos * cost[step]
+        choices = possible_steps(s.strategy, (first, end), s.train_steps, s.place)
+        share = groups / len(windows) / len(choices)
+        for own in choices:
+            sampling += share * group_forwards(cost, own, size, shared, r.suffix_share, last)
+            training += share * (videos * cost[own[0]] + size * sum(cost[k] for k in own[1:]))
     every, e = config.eval.every, config.eval
     evaluations = (config.run.iterations // every + 1) if every else 0
     shown = min(e.prompts, len(split.validation)) * e.seeds

@@ -80,6 +80,10 @@ class ScheduleConfig:
     sde: str = option("flash", "Standard deviation of the stochastic step: flash (paper), flow (Flow-SDE), dance (DanceGRPO), cps.", choices=("flash", "flow", "dance", "cps"))
     eta: float = option(1.0, "Scale of the injected noise (flash 1.0, flow 0.7, dance 0.3, cps 0.7).", low=0.0, high=10.0)
     window: list[int] = option([], "Half-open range [first, end) of steps that may be stochastic; empty = the first half. Never contains the last step.")
+    strategy: str = option("flash", "Which steps are stochastic and trained: flash (one a group), full (all of the window, Flow-GRPO), window (train_steps neighbouring ones, MixGRPO), mixed (one, but each video its own). For comparisons; flash is what this is about.", choices=("flash", "full", "window", "mixed"))
+    train_steps: int = option(2, "Trained steps of strategy window.", low=1, high=100)
+    place: str = option("random", "Where strategy window trains: start of the window, a random place per group, or progressive along it.", choices=("start", "random", "progressive"))
+    place_every: int = option(10, "Iterations after which a progressive place moves on by one step.", low=1, high=100000)
     draw: str = option("stratified", "How prompts get their SDE step: stratified over the window, or uniform with replacement.", choices=("stratified", "uniform"))
 
 

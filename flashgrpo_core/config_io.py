@@ -189,6 +189,8 @@ def sde_window(config: Config) -> tuple[int, int]:
     """The half-open window of SDE steps; by default the first half of the schedule, at least two."""
     if config.schedule.window:
         return config.schedule.window[0], config.schedule.window[1]
+    if config.schedule.strategy == "full":  # the whole trajectory but the last step
+        return 0, config.schedule.steps - 1
     return 0, min(max(2, config.schedule.steps // 2), config.schedule.steps - 1)
 
 
@@ -214,6 +216,15 @@ def validate(config: Config) -> None:
             f"(the last of {steps} steps is never stochastic)"
         )
     first, end = sde_window(config)
+    if config.schedule.strategy != "flash" and config.model.transformer_low:
+        raise FlashGRPOError(
+            f"schedule.strategy = {config.schedule.strategy!r} is for models with one expert: use flash"
+        )
+    if config.schedule.strategy == "window" and config.schedule.train_steps > end - first:
+        raise FlashGRPOError(
+            f"schedule.train_steps = {config.schedule.train_steps} is more than the "
+            f"{end - first} steps of the window [{first}, {end}): use at most {end - first}"
+        )
     # With two experts each has a window of its own, see windows.py.
     if end - first < 2 and not config.model.transformer_low:
         raise FlashGRPOError(

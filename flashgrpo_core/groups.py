@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class PromptGroup:
         noise_seeds: seed of the initial noise per sample; all equal when the noise is shared.
         sde_seeds: seed of the SDE noise per sample.
         start_image: path of the start image for image-to-video, or None.
+        sample_steps: the stochastic steps of each sample, for strategies other than Flash-GRPO;
+            empty is `sde_step` for all.
     """
 
     prompt: str
@@ -43,6 +45,20 @@ class PromptGroup:
     noise_seeds: tuple[int, ...]
     sde_seeds: tuple[int, ...]
     start_image: str | None = None
+    sample_steps: tuple[tuple[int, ...], ...] = ()
+
+    def steps_of(self, sample: int) -> tuple[int, ...]:
+        """The stochastic steps of a sample, ascending."""
+        return self.sample_steps[sample] if self.sample_steps else (self.sde_step,)
+
+    @property
+    def same_steps(self) -> bool:
+        """Whether all samples are stochastic at the same steps (iso-temporal)."""
+        return len(set(self.sample_steps)) <= 1
+
+    def at(self, step: int) -> PromptGroup:
+        """The group as it looks at one of its stochastic steps."""
+        return self if step == self.sde_step else replace(self, sde_step=step)
 
     @property
     def size(self) -> int:

@@ -8,8 +8,9 @@ trained step costs one forward and backward per group instead of one per video.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +23,7 @@ from .schedule import TRAIN_STEPS, Schedule
 from .sde import Transition, log_prob, ode_transition, sde_transition, transition_mean
 from .seeds import normal
 from .solver import multistep, suffix_sigmas, suffix_steps
+from .strategies import step_seed
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class RolloutSettings:
 
     def shares(self, group: PromptGroup) -> bool:
         """Whether this group's prefix is computed once."""
-        return self.shared_prefix and group.shared_noise
+        return self.shared_prefix and group.shared_noise and group.same_steps
 
 
 @dataclass
@@ -74,6 +76,8 @@ class Rollout:
         latents_next: latents after it, `[n, C, T, H, W]`.
         old_log_prob: log-probability of the step under the sampling policy, `[n]`.
         final: latents of the finished videos, `[n, C, T, H, W]`.
+        later: the transitions of further stochastic steps, each with `group` at that step; empty
+            with Flash-GRPO.
     """
 
     group: PromptGroup
@@ -82,14 +86,19 @@ class Rollout:
     latents_next: torch.Tensor
     old_log_prob: torch.Tensor
     final: torch.Tensor
+    later: list[Rollout] = field(default_factory=list)
 
 
 def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple[int, range]]:
-    """The work of a rollout phase: (group index, sample range), cut inside groups, in order."""
+    """The work of a rollout phase: (group index, sample range), cut inside groups, in order.
+
+    Samples that are stochastic at different steps never share a micro-batch.
+    """
     return [
-        (g, range(start, min(start + micro_batch, group.size)))
+        (g, range(start, min(start + size, group.size)))
         for g, group in enumerate(groups)
-        for start in range(0, group.size, micro_batch)
+        for size in (micro_batch if group.same_steps else 1,)
+        for start in range(0, group.size, size)
     ]
 
 
@@ -130,26 +139,32 @@ def rollout_forwards(
             cost[step] = forwards_per_velocity(settings.guidance_of(expert))
     last = stages[-1][1].start if stages else 0
     return sum(
-        group_forwards(cost, g.sde_step, g.size, settings.shares(g), settings.suffix_share, last)
+        group_forwards(cost, steps, samples, settings.shares(g), settings.suffix_share, last)
         for g in groups
+        for steps, samples in Counter(g.steps_of(i) for i in range(g.size)).items()
     )
 
 
 def group_forwards(
-    cost: Sequence[int], sde_step: int, size: int, shared: bool, share: float = 1.0, last: int = 0
+    cost: Sequence[int],
+    sde_steps: tuple[int, ...],
+    size: int,
+    shared: bool,
+    share: float = 1.0,
+    last: int = 0,
 ) -> int:
-    """Transformer forwards (per video) that sampling one group takes.
+    """Transformer forwards (per video) that sampling the samples of a group takes.
 
     Args:
         cost: forwards of one velocity at each step.
-        sde_step: the stochastic step.
-        size: samples of the group.
-        shared: whether everything up to the SDE step's velocity is computed once.
+        sde_steps: their stochastic steps, ascending.
+        size: how many samples.
+        shared: whether everything up to the first SDE step's velocity is computed once.
         share: share of the suffix that is taken.
         last: first step of the last expert; only its part of the suffix is shortened.
     """
-    prefix = sde_step + 1 if shared else 0
-    suffix = max(sde_step + 1, last)
+    prefix = sde_steps[0] + 1 if shared else 0
+    suffix = max(sde_steps[-1] + 1, last)
     kept = suffix_steps(len(cost) - suffix, share)
     return sum(cost[:prefix]) + size * (sum(cost[prefix:suffix]) + kept * cost[-1])
 
@@ -384,11 +399,20 @@ class RolloutSampler:
         """
         samples = range(group.size) if samples is None else samples
         latents, velocity = self._prefix_of(group, samples)
+        return self._record(group, samples, latents, velocity, list(group.sde_seeds))
+
+    def _record(
+        self,
+        group: PromptGroup,
+        samples: range,
+        latents: torch.Tensor,
+        velocity: torch.Tensor,
+        seeds: Sequence[int],
+    ) -> Rollout:
+        """Take the stochastic step of some samples; `seeds` has one for each of the group."""
         step = self.transition(group)
         mean = transition_mean(step, latents.to(velocity.device), velocity)
-        noise = torch.stack(
-            [normal(self.settings.latent_shape, group.sde_seeds[i]) for i in samples]
-        )
+        noise = torch.stack([normal(self.settings.latent_shape, seeds[i]) for i in samples])
         latents_next = mean + step.noise_std * noise.to(mean.device)  # [n, C, T, H, W]
         if step.noise_std > 0:
             old_log_prob = log_prob(step, latents_next, mean)
@@ -424,14 +448,29 @@ class RolloutSampler:
                 if i in begun:
                     latents, first = begun[i].final, steps.start
                 else:
-                    begun[i] = self.transition_of(group, samples)
-                    latents, first = begun[i].latents_next, group.sde_step + 1
+                    begun[i], latents, first = self._stochastic_part(group, samples)
                 # With no step left, as before the switch, the latents stay what they are.
                 go = self._finish if steps.stop == self.schedule.steps else self._integrate
                 begun[i].final = go(group, latents, first, steps.stop).cpu()
                 if steps.stop == self.schedule.steps:
                     self.control.tick(len(samples))
                     yield begun[i]
+
+    def _stochastic_part(
+        self, group: PromptGroup, samples: range
+    ) -> tuple[Rollout, torch.Tensor, int]:
+        """Samples up to their last stochastic step: transitions, latents, and the step after it."""
+        own = group.steps_of(samples.start)
+        rollout = self.transition_of(group.at(own[0]), samples)
+        latents, done = rollout.latents_next, own[0] + 1
+        for step in own[1:]:
+            latents = self._integrate(group, latents, done, step)
+            here = group.at(step)
+            seeds = [step_seed(group, i, step) for i in range(group.size)]
+            record = self._record(here, samples, latents, self.velocity(here, latents), seeds)
+            rollout.later.append(record)
+            latents, done = record.latents_next, step + 1
+        return rollout, latents, done
 
     def forget(self) -> None:
         """Drop what was cached of the samples; call it whenever the policy has changed."""

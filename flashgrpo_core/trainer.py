@@ -47,6 +47,7 @@ from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, s
 from .runs.events import EventLog, RewardLog, read_events
 from .runs.folder import RunFolder
 from .scoring import Scores, gather_scores, score_rollouts
+from .strategies import stochastic_steps
 from .update import GradientStats, PolicyOptimizer, policy_gradient, update_units
 from .windows import sde_windows
 
@@ -372,13 +373,24 @@ def iteration_groups(config: Config, prompts: PromptSplit, iteration: int) -> li
         config.rollout.prompts_per_iteration, len(prompts.train), iteration, config.run.seed
     )
     picked = [prompts.train[i] for i in chosen]
-    return make_groups(
+    windows = list(sde_windows(config).values())
+    groups = make_groups(
         [p.text for p in picked],
         iteration=iteration,
         run_seed=config.run.seed,
         group_size=config.rollout.group_size,
-        window=list(sde_windows(config).values()),
+        window=windows,
         draw=config.schedule.draw,
         noise=config.rollout.noise,
         start_images=[p.image for p in picked],
+    )
+    return stochastic_steps(
+        groups,
+        config.schedule.strategy,
+        windows[0],
+        train_steps=config.schedule.train_steps,
+        place=config.schedule.place,
+        every=config.schedule.place_every,
+        iteration=iteration,
+        run_seed=config.run.seed,
     )

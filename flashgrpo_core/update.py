@@ -19,6 +19,7 @@ from .loss import policy_loss, window_weights
 from .policy import forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
 from .sde import kl_divergence, log_prob, transition_mean
+from .strategies import trained_transitions
 
 
 @dataclass
@@ -71,9 +72,9 @@ def policy_gradient(
     control: Control | None = None,
     world: World | None = None,
 ) -> tuple[dict[str, torch.Tensor], GradientStats]:
-    """Gradient of the rectified, clipped loss over all used samples of the update.
+    """Gradient of the rectified, clipped loss over all trained transitions of the update.
 
-    The loss is a mean over the used samples of all ranks, so the result does not depend on how
+    The loss is a mean over the transitions of the used samples of all ranks, so the result does not depend on how
     the work is cut; sums run in float64, so it does not depend on the order either.
 
     Args:
@@ -95,19 +96,25 @@ def policy_gradient(
         FlashGRPOError: no sample is used.
     """
     control, world = control or Control(), world or World()
-    count = int(used.sum())
+    trained = [
+        (row, step, n)
+        for row, group in enumerate(groups)
+        for step, n in trained_transitions(group, used[row]).items()
+    ]
+    count = sum(n for _, _, n in trained)
     if count == 0:
         raise FlashGRPOError("no sample of this update has a usable advantage: nothing to train on")
     settings = sampler.settings
-    weights = window_weights(
-        [g.sde_step for g in groups],
+    found = window_weights(
+        [step for _, step, _ in trained],
         sampler.schedule,
         window,
         kind=settings.kind,
         eta=settings.eta,
         normaliser=loss.rectification,
-        counts=[int(n) for n in used.sum(1)],
+        counts=[n for _, _, n in trained],
     )
+    weights = {(row, step): float(w) for (row, step, _), w in zip(trained, found, strict=True)}
     parameters = policy.parameters()
     for parameter in parameters.values():
         parameter.grad = None  # left over when a backward pass ran out of memory
@@ -124,6 +131,7 @@ def policy_gradient(
     forwards = 0
     for unit in units:
         row, rollout = unit.row, unit.rollout
+        weight = weights[row, unit.group.sde_step]
         mask = torch.from_numpy(used[row, rollout.samples.start : rollout.samples.stop])
         if not bool(mask.any()):
             continue
@@ -146,7 +154,7 @@ def policy_gradient(
             new
         )
         per_sample, ratio, cut = policy_loss(
-            new, rollout.old_log_prob.to(new), values, float(weights[row]), loss.clip
+            new, rollout.old_log_prob.to(new), values, weight, loss.clip
         )
         unit_loss = per_sample[chosen].sum() / count
         if reference is not None:
@@ -165,7 +173,7 @@ def policy_gradient(
                 parameter.grad = None
         share = count / int(mask.sum())
         rectified = math.sqrt(squared) * share
-        norms[unit.group.sde_step] += [(rectified / weights[row]) ** 2, rectified**2, 1.0]
+        norms[unit.group.sde_step] += [(rectified / weight) ** 2, rectified**2, 1.0]
         sums += [unit_loss.item(), 0.0, float(cut[chosen].sum())]
         drift = max(drift, float(ratio[chosen].log().abs().max()))
         control.tick()
@@ -220,6 +228,7 @@ def update_units(
     for row, group in world.deal(shared):
         mine = [r for r in rollouts if r.group.group_id == group.group_id]
         units.append(Unit(row, group, _whole_group(sampler, group, mine)))
+    units += [Unit(row_of[t.group.group_id], t.group, t) for r in rollouts for t in r.later]
     # All of one expert, then all of the other: each is needed on the device once.
     order = [expert for expert, _ in sampler.stages]
     units.sort(key=lambda unit: order.index(sampler.expert(unit.group)))
