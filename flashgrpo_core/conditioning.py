@@ -57,7 +57,7 @@ def model_inputs(
 
     Returns:
         `hidden_states`, `timestep` (per token `[B, tokens]` when the first frame is given, else
-        `[B]`) and perhaps `encoder_hidden_states_image`.
+        `[B]`) and perhaps `encoder_hidden_states_image` `[1, n, width]`.
     """
     device, dtype = latents.device, latents.dtype
     batch, _, frames, height, width = latents.shape
@@ -73,7 +73,7 @@ def model_inputs(
         beside = image.channels.to(device, dtype).expand(batch, -1, -1, -1, -1)
         latents = torch.cat([latents, beside], 1)  # [B, C + 4 + C, T, H, W]
     if image.tokens is not None:
-        tokens = image.tokens.to(device, dtype).expand(batch, -1, -1)
+        tokens = image.tokens.to(device, dtype)[None]  # one row, see wan/context.py
         inputs["encoder_hidden_states_image"] = tokens
     return {"hidden_states": latents, "timestep": times, **inputs}
 

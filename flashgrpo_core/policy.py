@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from .conditioning import StartImage, known_velocity, model_inputs
 from .errors import FlashGRPOError
 from .seeds import generator
+from .wan.context import share_context
 from .wan.lora import LoraPair, target_modules
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class WanPolicy:
         if trained:
             self.targets = target_modules(transformer, targets or ["attention"])
             self._attach()
+        share_context(transformer)
         self.initialise(seed)
         if gradient_checkpointing:
             transformer.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -283,7 +285,7 @@ class WanPolicy:
             inputs = model_inputs(inputs["hidden_states"], timestep, image, patch)  # type: ignore[arg-type]
         out = self.transformer(
             **inputs,
-            encoder_hidden_states=context.to(device, dtype).expand(batch, -1, -1),
+            encoder_hidden_states=context.to(device, dtype).expand(1, -1, -1),
             return_dict=False,
         )[0]
         return out.float()
