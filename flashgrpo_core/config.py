@@ -125,6 +125,9 @@ class LossConfig:
     clip: float = option(1e-3, "Clip range of the probability ratio.", low=1e-8, high=1.0)
     rectification: str = option("pool", "Normaliser of the temporal gradient rectification 1/lambda: pool (mean over the window), update (mean over the update, paper), none (weights 1).", choices=("pool", "update", "none"))
     kl: float = option(0.0, "Weight of the KL divergence to the reference policy.", low=0.0, high=100.0)
+    ratio: str = option("plain", "Probability ratio: plain, or guard (normalised as in GRPO-Guard, which clips at about 2e-6); they differ only from the second update of a rollout batch on.", choices=("plain", "guard"))
+    mask: str = option("clip", "What holds back a sample whose ratio has moved: clip, or kl (Flow-DPPO: a mask on the step's exact KL divergence from the sampling policy).", choices=("clip", "kl"))
+    kl_threshold: float = option(1e-5, "Largest KL divergence per latent element of mask kl.", low=1e-12, high=1.0)
 
 
 @dataclass
@@ -173,6 +176,7 @@ class RunConfig:
     threads: int = option(0, "CPU threads per process; 0 = torch's choice. Results are bit-identical only at equal threads.", low=0, high=1024, identity=False)
     trackers: list[str] = option([], "Also draw the curves with tensorboard or wandb (offline), into the run folder; they come with pip install 'flashgrpo[trackers]'.", identity=False)
     lora_format: str = option("comfyui", "Key names of exported LoRAs.", choices=("comfyui", "kohya", "diffusers"), identity=False)
+    model_preset: str = option("", "Settings for a model on a card, e.g. `Wan 2.1 1.3B, 12 GB, 416x240`; `flashgrpo plan --presets` lists them. What the tables set themselves goes before.", identity=False)
 
 
 @dataclass

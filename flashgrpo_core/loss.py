@@ -21,6 +21,8 @@ from .schedule import Schedule, as_windows
 from .sde import inverse_gradient_scales
 
 RECTIFICATIONS = ("pool", "update", "none")
+RATIOS = ("plain", "guard")
+MASKS = ("clip", "kl")
 
 
 def rectification_weights(
@@ -32,6 +34,7 @@ def rectification_weights(
     eta: float = 1.0,
     normaliser: str = "pool",
     counts: Sequence[int] | None = None,
+    ratio: str = "plain",
 ) -> np.ndarray:
     """Loss weight w of each group from the step it actually took, float64 `[P]`.
 
@@ -45,14 +48,17 @@ def rectification_weights(
             `update` by the mean over the samples of this update (the reference code), `none`
             gives weights of 1, i.e. no rectification.
         counts: samples per group that enter the loss, for `update`; None means equal.
+        ratio: with `guard` 1/|dt| stands in place of 1/lambda.
 
     Raises:
-        FlashGRPOError: unknown normaliser, or a step outside the window.
+        FlashGRPOError: unknown normaliser or ratio, or a step outside the window.
     """
     if normaliser not in RECTIFICATIONS:
         raise FlashGRPOError(
             f"rectification {normaliser!r} is unknown: choose one of {', '.join(RECTIFICATIONS)}"
         )
+    if ratio not in RATIOS:
+        raise FlashGRPOError(f"ratio {ratio!r} is unknown: choose one of {', '.join(RATIOS)}")
     outside = [k for k in steps if not window[0] <= k < window[1]]
     if outside:
         raise FlashGRPOError(
@@ -60,7 +66,10 @@ def rectification_weights(
         )
     if normaliser == "none":
         return np.ones(len(steps))
-    pool = inverse_gradient_scales(schedule, window, kind, eta)
+    if ratio == "guard":
+        pool = -1.0 / schedule.dt[window[0] : window[1]]
+    else:
+        pool = inverse_gradient_scales(schedule, window, kind, eta)
     inverse = np.array([pool[k - window[0]] for k in steps])
     if normaliser == "pool":
         return inverse / pool.mean()
@@ -77,6 +86,7 @@ def window_weights(
     eta: float = 1.0,
     normaliser: str = "pool",
     counts: Sequence[int] | None = None,
+    ratio: str = "plain",
 ) -> np.ndarray:
     """`rectification_weights` with the normaliser of each group's own window.
 
@@ -87,7 +97,7 @@ def window_weights(
         FlashGRPOError: see `rectification_weights`.
     """
     pairs = as_windows(windows)
-    options: dict[str, Any] = {"kind": kind, "eta": eta, "normaliser": normaliser}
+    options: dict[str, Any] = {"kind": kind, "eta": eta, "normaliser": normaliser, "ratio": ratio}
     if len(pairs) == 1:
         return rectification_weights(steps, schedule, pairs[0], counts=counts, **options)
     weights = np.zeros(len(steps))
@@ -110,8 +120,12 @@ def policy_loss(
     advantages: torch.Tensor,
     weight: float,
     clip: float,
+    *,
+    change: torch.Tensor | None = None,
+    guard: float = 0.0,
+    threshold: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Clipped loss per sample.
+    """Clipped or masked loss per sample.
 
     Args:
         new_log_prob: `[B]`, with gradient.
@@ -119,11 +133,28 @@ def policy_loss(
         advantages: `[B]`.
         weight: rectification weight w > 0 of the step.
         clip: clip range c of the ratio.
+        change: `[B]`, with gradient: the exact KL divergence D of the step from the sampling policy,
+            see `sde.step_divergence`; needed by the two options below.
+        guard: noise std s of the step for the normalised ratio of GRPO-Guard; 0 for the plain one.
+        threshold: largest D of the KL mask, which then stands in place of the clip; 0 clips.
 
     Returns:
-        Loss `[B]`, ratio `[B]` (no gradient), and whether the clip cut the gradient, bool `[B]`.
+        Loss `[B]`, ratio `[B]` (no gradient), and whether clip or mask cut the gradient, bool `[B]`.
+
+    Raises:
+        FlashGRPOError: `change` is missing although it is needed.
     """
-    ratio = torch.exp(new_log_prob - old_log_prob)
+    log_ratio = new_log_prob - old_log_prob
+    if change is None and (guard or threshold):
+        raise FlashGRPOError("the normalised ratio and the KL mask need the step's divergence")
+    if guard and change is not None:
+        log_ratio = (log_ratio + change) * guard
+    ratio = torch.exp(log_ratio)
+    if threshold and change is not None:
+        further = (advantages > 0) & (ratio > 1) | (advantages < 0) & (ratio < 1)
+        cut = further & (change > threshold)
+        loss = torch.where(cut, 0.0, -weight * advantages * ratio)
+        return loss, ratio.detach(), cut.detach()
     clipped = ratio.clamp(1 - clip, 1 + clip)
     loss = weight * torch.maximum(-advantages * ratio, -advantages * clipped)
     cut = ((advantages > 0) & (ratio > 1 + clip)) | ((advantages < 0) & (ratio < 1 - clip))

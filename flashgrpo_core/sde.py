@@ -168,6 +168,20 @@ def kl_divergence(
     return 0.5 * step.gradient_scale**2 * squared
 
 
+def step_divergence(step: Transition, mean: torch.Tensor, old_mean: torch.Tensor) -> torch.Tensor:
+    """Exact KL divergence between the step under two means, mean over elements, `[B]`.
+
+    (mu - mu_old)^2 / (2 s^2), since both have the same variance s^2.
+
+    Args:
+        step: a transition with noise.
+        mean: mean under the policy, `[B or 1, ...]`, with gradient.
+        old_mean: mean under the policy that sampled, `[B, ...]`.
+    """
+    squared = torch.stack([row.square().mean() for row in mean - old_mean.detach()])
+    return squared / (2 * step.noise_std**2)
+
+
 def inverse_gradient_scales(
     schedule: Schedule, window: tuple[int, int], kind: str = "flash", eta: float = 1.0
 ) -> np.ndarray:

@@ -18,8 +18,9 @@ from .groups import PromptGroup
 from .loss import policy_loss, window_weights
 from .policy import forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
-from .sde import kl_divergence, log_prob, transition_mean
-from .strategies import trained_transitions
+from .sde import Transition, kl_divergence, log_prob, step_divergence, transition_mean
+from .seeds import normal
+from .strategies import step_seed, trained_transitions
 
 
 @dataclass
@@ -113,6 +114,7 @@ def policy_gradient(
         eta=settings.eta,
         normaliser=loss.rectification,
         counts=[n for _, _, n in trained],
+        ratio=loss.ratio,
     )
     weights = {(row, step): float(w) for (row, step, _), w in zip(trained, found, strict=True)}
     parameters = policy.parameters()
@@ -153,8 +155,18 @@ def policy_gradient(
         values = torch.from_numpy(advantages[row, rollout.samples.start : rollout.samples.stop]).to(
             new
         )
+        change = None
+        if loss.ratio == "guard" or loss.mask == "kl":
+            change = step_divergence(step, mean, sampled_mean(step, rollout).to(mean))
         per_sample, ratio, cut = policy_loss(
-            new, rollout.old_log_prob.to(new), values, weight, loss.clip
+            new,
+            rollout.old_log_prob.to(new),
+            values,
+            weight,
+            loss.clip,
+            change=change,
+            guard=step.noise_std if loss.ratio == "guard" else 0.0,
+            threshold=loss.kl_threshold if loss.mask == "kl" else 0.0,
         )
         unit_loss = per_sample[chosen].sum() / count
         if reference is not None:
@@ -203,6 +215,16 @@ def policy_gradient(
         forwards=int(world.sum_array(np.array([float(forwards)]))[0]),
     )
     return gradient, stats
+
+
+def sampled_mean(step: Transition, rollout: Rollout) -> torch.Tensor:
+    """Mean of the recorded step under the policy that took it, `[n, C, T, H, W]`.
+
+    x' - s eps, with the noise drawn once more from its seeds: a rollout need not carry it.
+    """
+    group, shape = rollout.group, tuple(rollout.latents_next.shape[1:])
+    noise = [normal(shape, step_seed(group, i, group.sde_step)) for i in rollout.samples]
+    return rollout.latents_next - step.noise_std * torch.stack(noise).to(rollout.latents_next)
 
 
 def update_units(
