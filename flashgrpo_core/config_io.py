@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 from .config import PRESETS, TINY, TRACKERS, Config
 from .errors import FlashGRPOError
+from .presets import preset_tables
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for i in range(1, 10)}
@@ -78,7 +79,7 @@ def build_config(tables: dict[str, Any]) -> Config:
     """Turn nested tables into a validated `Config`; presets fill what the tables do not set.
 
     Order of precedence, strongest first: the tables, the tiny model's values when
-    `model.transformer` is `tiny`, the preset, the defaults.
+    `model.transformer` is `tiny`, `run.model_preset`, `run.preset`, the defaults.
 
     Raises:
         FlashGRPOError: unknown table or key, wrong type, value out of range or inconsistent.
@@ -95,6 +96,9 @@ def build_config(tables: dict[str, Any]) -> Config:
             f"run.preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}"
         )
     layers = [PRESETS[preset]]
+    wanted = tables.get("run", {}).get("model_preset", "")
+    if wanted:
+        layers.append(preset_tables(str(wanted)))
     if tables.get("model", {}).get("transformer") == "tiny":
         layers.append(TINY)
     for layer in [*layers, tables]:

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 
 from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.presets import FORMER, PRESETS, preset_tables
 from . import host, pool
 from .embeddings import TINY
 from .settings import load_policy, merge, newest_iteration, run_folder
@@ -20,8 +21,7 @@ from .values import (
     VideoSettings,
     VideoSettingsType,
 )
-from .video_presets import PRESETS, preset_tables
-from .widgets import CATEGORY, advanced, run_name, setting
+from .widgets import CATEGORY, PRESET, advanced, run_name, setting
 
 
 class LoadPolicy(host.ComfyNode):
@@ -243,7 +243,7 @@ class VideoSettingsNode(host.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "preset",
-                    options=list(PRESETS),
+                    options=[*PRESETS, *FORMER],
                     default=next(iter(PRESETS)),
                     tooltip="Model and card: sets everything below that is 0, and how many videos "
                     "go through the model together.",

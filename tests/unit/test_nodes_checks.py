@@ -15,9 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashgrpo_core.config import Config
-from flashgrpo_core.config_io import build_config
-
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -148,17 +145,3 @@ def test_a_new_file_is_complete_and_temporary_ones_are_gone(tmp_path: Path) -> N
     (tmp_path / "blocked").write_bytes(b"")
     with pytest.raises(FlashGRPOError, match="cannot be written"):
         checks.copy_new(source, tmp_path / "blocked" / "lora.safetensors")
-
-
-def test_every_video_preset_is_a_valid_configuration() -> None:
-    presets = load("video_presets")
-    for name, tables in presets.PRESETS.items():
-        config = build_config({"model": {"transformer": "tiny"}, **_without_model(tables)})
-        assert isinstance(config, Config), name
-    changed = presets.preset_tables("Wan 2.1 1.3B, 24 GB, 416x240", {"width": 480, "steps": 0})
-    assert changed["rollout"]["width"] == 480 and changed["schedule"]["steps"] == 20
-    assert presets.PRESETS["Wan 2.1 1.3B, 24 GB, 416x240"]["rollout"]["width"] == 416
-
-
-def _without_model(tables: dict[str, Any]) -> dict[str, Any]:
-    return {name: table for name, table in tables.items() if name != "model"}

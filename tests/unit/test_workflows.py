@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
+
+from flashgrpo_core.presets import PRESETS
 
 REPO = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "scripts"))
@@ -178,11 +179,8 @@ def node_of(name: str, kind: str) -> dict[str, Any]:
 
 
 def presets() -> dict[str, Any]:
-    """The presets without ComfyUI: their module needs nothing else."""
-    spec = importlib.util.spec_from_file_location("presets", REPO / "nodes" / "video_presets.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.PRESETS
+    """The tables of the presets by name."""
+    return {name: preset.tables for name, preset in PRESETS.items()}
 
 
 def test_notes_answer_the_usual_questions() -> None:
