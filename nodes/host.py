@@ -30,6 +30,7 @@ from PIL import Image
 
 from ..flashgrpo_core.errors import Cancelled, FlashGRPOError
 from ..flashgrpo_core.files import resolve_inside, sha256_file, write_bytes_atomic
+from ..flashgrpo_core.wan.storage import resident_bytes
 from .checks import check_inputs, check_list_inputs, copy_new
 from .values import CLASSES
 
@@ -427,7 +428,8 @@ def offload_device() -> torch.device:
 
 def managed(network: torch.nn.Module) -> ModelPatcher:
     """Put a network under ComfyUI's memory management."""
-    return ModelPatcher(Resident(network), compute_device(), offload_device())
+    size = resident_bytes(network)
+    return ModelPatcher(Resident(network), compute_device(), offload_device(), size=size)
 
 
 def sizes(patcher: ModelPatcher) -> tuple[int, int]:

@@ -98,6 +98,8 @@ class LoadPolicy(host.ComfyNode):
                     tooltip="CLIP vision model (clip_vision_h.safetensors from models/clip_vision); "
                     "Wan 2.1 image-to-video needs it, no other Wan does.",
                 ),
+                advanced(setting("model", "storage", auto=PRESET, optional=True)),
+                advanced(setting("model", "blocks_to_swap", auto=-1, optional=True)),
             ],
             outputs=[PolicyType.Output(display_name="policy")],
         )
@@ -129,6 +131,8 @@ class LoadPolicy(host.ComfyNode):
         boundary: float = 0.0,
         continue_from_low: str = host.NONE_CHOICE,
         clip_vision: str = host.NONE_CHOICE,
+        storage: str = PRESET,
+        blocks_to_swap: int = -1,
     ) -> io.NodeOutput:
         """Look the run up; nothing is loaded."""
         tiny = diffusion_model == host.TINY_CHOICE
@@ -158,6 +162,8 @@ class LoadPolicy(host.ComfyNode):
             boundary=boundary,
             continue_from_low=_chosen("loras", continue_from_low),
             clip_vision=_chosen("clip_vision", clip_vision),
+            storage="" if storage == PRESET else storage,
+            blocks_to_swap=blocks_to_swap,
         )
         return io.NodeOutput(load_policy(files, run_name))
 

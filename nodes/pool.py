@@ -46,7 +46,13 @@ _alone = False
 
 
 def networks(
-    files: ModelFiles, *, checkpointing: bool = False, alone: bool = False, tokens: int = 0
+    files: ModelFiles,
+    *,
+    checkpointing: bool = False,
+    alone: bool = False,
+    tokens: int = 0,
+    storage: str = "auto",
+    blocks_to_swap: int = 0,
 ) -> Networks:
     """The networks of some model files, loaded unless they are the ones in memory.
 
@@ -55,16 +61,19 @@ def networks(
         checkpointing: recompute activations in the backward pass.
         alone: keep only the network of the current phase on the device.
         tokens: latent tokens that go through the transformer together.
+        storage: how the weights of the blocks rest.
+        blocks_to_swap: number of blocks that rest in host memory.
 
     Raises:
         FlashGRPOError: a file is missing, broken or of another model family.
     """
     global _held, _working_memory, _alone
     host.running.heavy = True
-    key = (files, _stamps(files))
+    key = (files, storage, blocks_to_swap, _stamps(files))
     if _held is None or _held.key != key:
         clear()
-        config = build_config({"model": files.table()})
+        saving = {"storage": storage, "blocks_to_swap": blocks_to_swap}
+        config = build_config({"model": files.table() | saving})
         loaded = load_networks(config, host.compute_device(), host.offload_device())
         patchers = {id(n): host.managed(n) for n in (*loaded.transformers, loaded.vae)}
         for patcher in patchers.values():
@@ -72,7 +81,8 @@ def networks(
             if host.compute_device().type != "cpu" and size > total:
                 raise FlashGRPOError(
                     f"the weights need {size / 2**30:.1f} GB, the card has {total / 2**30:.1f} GB: "
-                    "choose a smaller model or a card with more memory"
+                    "set storage to fp8 or blocks_to_swap in Load Wan Policy, or choose a smaller "
+                    "model"
                 )
         _held = _Held(key, loaded, patchers)
     # One block works on about 24 tensors [tokens, dim] of 16 bit.
@@ -108,6 +118,8 @@ def options(config: Config) -> dict[str, Any]:
     return {
         "checkpointing": config.model.gradient_checkpointing,
         "alone": config.model.offload,
+        "storage": config.model.storage,
+        "blocks_to_swap": config.model.blocks_to_swap,
         "tokens": (r.width // 16) * (r.height // 16) * ((r.frames - 1) // 4 + 1) * r.micro_batch,
     }
 

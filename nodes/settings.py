@@ -37,7 +37,8 @@ def run_config(files: ModelFiles, prompts: Prompts, *layers: Tables) -> Config:
     Args:
         files: the model.
         prompts: the prompts; they are written to a file whose name follows from its content.
-        *layers: further tables, later ones on top.
+        *layers: further tables, later ones on top. What the model's own node says stays above a
+            preset for the model.
 
     Raises:
         FlashGRPOError: settings that do not go together.
@@ -51,8 +52,9 @@ def run_config(files: ModelFiles, prompts: Prompts, *layers: Tables) -> Config:
     model = {**files.table(), "text_encoder": encoder, "text_tokens": prompts.tokens}
     return build_config(
         merge(
-            {"model": model, "prompts": prompt_table(prompts), "run": _place()},
+            {"prompts": prompt_table(prompts), "run": _place()},
             *layers,
+            {"model": model},
         )
     )
 
@@ -183,4 +185,6 @@ def files_of(config: Config) -> ModelFiles:
         model.boundary,
         model.continue_from_low,
         model.clip_vision,
+        model.storage,
+        model.blocks_to_swap,
     )

@@ -74,6 +74,8 @@ class ModelFiles:
         boundary: sigma at which the experts change; 0 is the family's.
         continue_from_low: like `continue_from`, for the low-noise expert.
         clip_vision: path of the CLIP vision file, or empty.
+        storage: `auto`, `full` or `fp8`; empty leaves it to the preset of Video Settings.
+        blocks_to_swap: blocks that rest in host memory; -1 leaves it to the preset.
     """
 
     transformer: str
@@ -89,6 +91,8 @@ class ModelFiles:
     boundary: float = 0.0
     continue_from_low: str = ""
     clip_vision: str = ""
+    storage: str = ""
+    blocks_to_swap: int = -1
 
     @property
     def tiny(self) -> bool:
@@ -96,7 +100,10 @@ class ModelFiles:
         return self.transformer == "tiny"
 
     def table(self) -> dict[str, Any]:
-        """The `[model]` table of a run's configuration."""
+        """The `[model]` table of a run's configuration, without what is left to the preset."""
+        saving: dict[str, Any] = {"storage": self.storage} if self.storage else {}
+        if self.blocks_to_swap >= 0:
+            saving["blocks_to_swap"] = self.blocks_to_swap
         return {
             "transformer": self.transformer,
             "vae": self.vae,
@@ -111,6 +118,7 @@ class ModelFiles:
             "boundary": self.boundary,
             "continue_from_low": self.continue_from_low,
             "clip_vision": self.clip_vision,
+            **saving,
         }
 
 

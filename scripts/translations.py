@@ -7,6 +7,7 @@ Ranges ("Range 1 to 512.") and "-1 = the preset's value." are translated by the 
 from __future__ import annotations
 
 import expert_translations
+import memory_translations
 import reward_translations
 
 LANGUAGES = ("ko", "zh")
@@ -929,4 +930,4 @@ TEXTS: dict[str, tuple[str, str]] = {
     "waiting for a worker": ("워커를 기다리는 중", "正在等待工作进程"),
 }
 
-TEXTS |= reward_translations.TEXTS | expert_translations.TEXTS
+TEXTS |= reward_translations.TEXTS | expert_translations.TEXTS | memory_translations.TEXTS

@@ -124,6 +124,14 @@ class _FetchedLinear(torch.autograd.Function):
         return grad @ ctx.layer.fetch(grad.device).to(grad.dtype), None
 
 
+def resident_bytes(network: nn.Module) -> int:
+    """Bytes of weights and buffers that lie on the device with a network: all but swapped ones."""
+    swapped = [m for m in network.modules() if isinstance(m, StoredLinear) and m.swapped]
+    apart = {id(t) for m in swapped for t in (m.weight, m.weight_scale)}
+    every = (*network.parameters(), *network.buffers())
+    return sum(t.nbytes for t in every if id(t) not in apart)
+
+
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round a weight `[out, in]` to 8 bits, each output row with its own scale.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def test_train_gives_a_lora_for_each_expert(experts: ComfyServer) -> None:
 
 
 def test_the_five_steps_take_both_experts(experts: ComfyServer) -> None:
+    """With the weights in 8 bits, and some of them in host memory."""
     graph = of_experts(step_graph("pair_steps"))
     graph["groups"]["inputs"] |= {"prompts_per_iteration": 4, "group_size": 2}
+    graph["policy"]["inputs"] |= {"storage": "fp8", "blocks_to_swap": 1}
     graph["save"] = node(
         "FlashGRPOSaveLora",
         lora=["step", 0],
@@ -122,6 +125,8 @@ def test_the_five_steps_take_both_experts(experts: ComfyServer) -> None:
     folder = experts.output / "flashgrpo" / "runs" / "pair_steps" / "checkpoints" / "000001"
     tensors, _ = load_checkpoint(Path(folder))
     assert {key.partition(".")[0] for key in tensors["adapter"]} == {"high_noise", "low_noise"}
+    model = tomllib.loads((folder.parents[1] / "config.toml").read_text(encoding="utf-8"))["model"]
+    assert (model["storage"], model["blocks_to_swap"]) == ("fp8", 1)
 
 
 @pytest.mark.parametrize(

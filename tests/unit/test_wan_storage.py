@@ -13,7 +13,7 @@ from flashgrpo_core.files import save_tensors
 from flashgrpo_core.policy import WanPolicy
 from flashgrpo_core.wan import names
 from flashgrpo_core.wan.lora import LoraPair, merge_lora
-from flashgrpo_core.wan.storage import StoredLinear, quantise
+from flashgrpo_core.wan.storage import StoredLinear, quantise, resident_bytes
 from flashgrpo_core.wan.transformer import load_transformer
 
 LINEARS = 2 * 10  # two blocks with four projections in each attention and two layers of the ffn
@@ -188,3 +188,15 @@ def test_bad_values_are_named(base, tmp_path) -> None:
         load_transformer(path, torch.float32, storage="int4")
     with pytest.raises(FlashGRPOError, match="blocks_to_swap = 3, but this model has 2 blocks"):
         load_transformer(path, torch.float32, blocks_to_swap=3)
+
+
+def test_swapped_weights_take_no_room_on_the_device(
+    base: WanTransformer3DModel, tmp_path: Path
+) -> None:
+    path = file_of(base, tmp_path / "wan.safetensors", "fp32")
+    whole, _ = load_transformer(path, torch.float32)
+    half, _ = load_transformer(path, torch.float32, blocks_to_swap=1)
+    linears = [m for m in whole.blocks[1].modules() if isinstance(m, torch.nn.Linear)]
+    expected = sum(m.weight.nbytes for m in linears)
+    assert resident_bytes(whole) >= sum(t.nbytes for t in whole.state_dict().values())
+    assert resident_bytes(whole) - resident_bytes(half) == expected > 0
