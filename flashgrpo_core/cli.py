@@ -35,6 +35,7 @@ COMMANDS = {
     "schedule": ("cli_look", "schedule"),
     "report": ("cli_look", "report"),
     "worker": ("worker", "worker"),
+    "bench": ("bench.command", "bench"),
     "reward-server": ("served.command", "reward_server"),
 }
 
@@ -142,6 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_schedule(command("schedule", "Print a noise schedule and its SDE steps in float64."))
     sub = command("report", "Draw the report.html of a run again.")
     sub.add_argument("run_folder", metavar="RUN", help="run folder")
+    _add_bench(command("bench", "Compare training strategies on the tiny Wan, over seeds."))
     _add_worker(command("worker", "Train the jobs that ComfyUI puts into its queue."))
     return parser
 
@@ -247,6 +249,26 @@ def _add_worker(sub: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="silence after which another worker counts as dead and its job is taken over (60)",
     )
+
+
+def _add_bench(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--out", default="bench", metavar="DIR", help="folder of runs and report")
+    sub.add_argument("--quick", action="store_true", help="a few tiny runs, to see that it works")
+    sub.add_argument("--arms", default="", metavar="A,B", help="what is compared; default six arms")
+    sub.add_argument("--seeds", type=_positive, default=0, help="runs per arm (5; --quick: 1)")
+    sub.add_argument(
+        "--tuning-seeds", type=_positive, default=1, help="runs per learning rate and arm (1)"
+    )
+    sub.add_argument(
+        "--learning-rate", type=_finite, default=0.0, help="for all arms, instead of the grid"
+    )
+    sub.add_argument(
+        "--budget", type=_positive, default=0, metavar="N", help="forwards per run (60000)"
+    )
+    sub.add_argument(
+        "--jobs", type=_positive, default=1, help="runs at a time, one thread each (1)"
+    )
+    sub.add_argument("--report-only", action="store_true", help="only draw what is finished")
 
 
 def _lease(text: str) -> float:

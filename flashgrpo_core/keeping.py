@@ -291,9 +291,12 @@ def log_iteration(
     advantages: Advantages,
     stats: GradientStats | None,
     grad_norm: float,
-    seconds: float,
+    seconds: tuple[float, float],
 ) -> dict[str, Any]:
-    """Append an iteration to `rewards.jsonl` and `events.jsonl`; returns the event."""
+    """Append an iteration to `rewards.jsonl` and `events.jsonl`; returns the event.
+
+    `seconds` are those of the clock and those of this process's processors.
+    """
     stats = stats or GradientStats()
     valid = scores.valid
     if trainer.world.is_main:
@@ -325,7 +328,8 @@ def log_iteration(
         kl=stats.kl,
         lr=trainer.optimizer.learning_rate(max(trainer.optimizer.step_count, 1)),
         forwards_total=trainer.state.forwards_total,
-        seconds=seconds,
+        seconds=seconds[0],
+        cpu_seconds=seconds[1],
         peak_memory=peak_memory(trainer.networks.device),
     )
 

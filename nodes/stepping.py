@@ -114,7 +114,7 @@ def _continue(trainer: Trainer, policy: Policy) -> None:
 
 def _step(trainer: Trainer, scored: Scored, iteration: int) -> dict[str, Any]:
     """The step itself; returns the record of the iteration."""
-    started = time.monotonic()
+    started, worked = time.monotonic(), time.process_time()
     groups = list(scored.source.source.groups)
     trainer.state.forwards_total += scored.source.forwards
     stats, norm = trainer.step(groups, list(scored.source.rollouts), scored.advantages, iteration)
@@ -132,5 +132,5 @@ def _step(trainer: Trainer, scored: Scored, iteration: int) -> dict[str, Any]:
         scored.advantages,
         stats,
         norm,
-        time.monotonic() - started,
+        (time.monotonic() - started, time.process_time() - worked),
     )

@@ -1,0 +1,159 @@
+"""Runs the cells of the matrix: processes of their own, as many at a time as asked, resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config_io import config_hash, dump_toml
+from ..errors import Cancelled, FlashGRPOError
+from ..files import write_text_atomic
+from ..runs.folder import RunFolder
+from .arms import Cell, Sizes, cell_config
+from .measure import measure_run
+
+Record = dict[str, Any]
+
+#: Seconds between looks at the running processes.
+POLL = 0.2
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    folder: Path,
+    sizes: Sizes,
+    jobs: int,
+    say: Callable[[str], None],
+) -> list[Record]:
+    """Run what is not done yet; returns the record of every cell, in order.
+
+    A finished cell is a small file in `folder/cells`; its run folder is removed. An unfinished run
+    goes on where it stopped.
+
+    Args:
+        cells: what to run.
+        folder: folder of the bench.
+        sizes: how large the runs are.
+        jobs: processes at a time.
+        say: told about each cell that ends.
+
+    Raises:
+        FlashGRPOError: a run failed; its log is named.
+        Cancelled: interrupted; call again to go on.
+    """
+    waiting = [cell for cell in cells if read_cell(cell, folder, sizes) is None]
+    total, running = len(waiting), {}  # type: int, dict[Cell, _Process]
+    started = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell = waiting.pop(0)
+                running[cell] = _Process(cell, folder, sizes)
+            time.sleep(POLL)
+            for cell, process in list(running.items()):
+                status = process.poll()
+                if status is None:
+                    continue
+                del running[cell]
+                record = process.finish(status)
+                done = total - len(waiting) - len(running)
+                left = (time.monotonic() - started) / done * (total - done)
+                say(
+                    f"{done}/{total} {cell.name}: held-out reward {record['curve'][0]['reward']:.3f} "
+                    f"to {record['curve'][-1]['reward']:.3f}, about {left / 60:.0f} min left"
+                )
+    except KeyboardInterrupt:
+        raise Cancelled from None
+    finally:
+        for process in running.values():
+            process.stop()
+    records = [read_cell(cell, folder, sizes) for cell in cells]
+    return [record for record in records if record is not None]
+
+
+def read_cell(cell: Cell, folder: Path, sizes: Sizes) -> Record | None:
+    """The record of a finished cell, None when there is none of these settings."""
+    try:
+        record: Record = json.loads(_record_path(cell, folder).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as exc:
+        raise FlashGRPOError(
+            f"{str(_record_path(cell, folder))!r} cannot be read ({exc}): delete it to run it again"
+        ) from None
+    return record if record.get("config") == _hash(cell, sizes) else None
+
+
+def _record_path(cell: Cell, folder: Path) -> Path:
+    return folder / "cells" / f"{cell.name}{'-tuning' if cell.tuning else ''}.json"
+
+
+def _hash(cell: Cell, sizes: Sizes) -> str:
+    config = cell_config(cell, "", sizes)
+    return f"{config_hash(config)[:16]}-{config.run.iterations}-{config.eval.every}"
+
+
+class _Process:
+    """A cell that runs."""
+
+    def __init__(self, cell: Cell, folder: Path, sizes: Sizes) -> None:
+        self.cell, self.folder, self.sizes = cell, folder, sizes
+        kind = "tuning" if cell.tuning else "main"
+        self.output = folder / "work" / kind
+        config = cell_config(cell, str(self.output.absolute()), sizes)
+        self.run = RunFolder(config.run.output, config.run.name)
+        jobs = folder / "work" / "jobs"
+        jobs.mkdir(parents=True, exist_ok=True)
+        job = jobs / f"{cell.name}-{kind}.toml"
+        write_text_atomic(job, dump_toml(config))
+        self.log = job.with_suffix(".log")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flashgrpo_core", "train", str(job.absolute())],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                # One thread each: the same bits on every machine, and times that can be compared.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                cwd=Path(__file__).resolve().parents[2],
+            )
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def stop(self) -> None:
+        """Let the run save and end."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+
+    def finish(self, status: int) -> Record:
+        """Measure the run, keep the record and remove the run folder."""
+        if status or self.run.status() != "finished":
+            raise FlashGRPOError(
+                f"run {self.cell.name} ended with status {status}: see {str(self.log)!r}; the others "
+                "are kept, run the same command again"
+            )
+        record = {
+            "arm": self.cell.arm,
+            "learning_rate": self.cell.learning_rate,
+            "seed": self.cell.seed,
+            "tuning": self.cell.tuning,
+            "config": _hash(self.cell, self.sizes),
+            **measure_run(self.run),
+        }
+        path = _record_path(self.cell, self.folder)
+        path.parent.mkdir(exist_ok=True)
+        write_text_atomic(path, json.dumps(record) + "\n")
+        shutil.rmtree(self.run.path, ignore_errors=True)
+        return record
