@@ -17,6 +17,7 @@ from .control import Control
 from .embedded import with_embedded_files
 from .errors import FlashGRPOError
 from .experts import switch_step
+from .forwards import group_forwards, velocity_forwards
 from .groups import choose_prompts
 from .networks import (
     Networks,
@@ -30,7 +31,7 @@ from .networks import (
 from .policy import forwards_per_velocity
 from .prompts import Prompt, PromptSplit, disjoint_split, read_prompts, split_prompts
 from .rewards.mix import RewardMix, default_terms, evaluation_terms
-from .rollout import RolloutSettings, group_forwards
+from .rollout import RolloutSettings
 from .schedule import Schedule, make_schedule
 from .strategies import possible_steps
 from .wan.lora import read_lora
@@ -117,6 +118,9 @@ def rollout_settings(config: Config, channels: int = 16, spatial: int = 8) -> Ro
         micro_batch=config.rollout.micro_batch,
         guidance_low=config.rollout.guidance_low,
         suffix_share=config.rollout.suffix_share,
+        guidance_interval=tuple(config.rollout.guidance_interval),
+        guidance_batched=config.rollout.guidance_batched,
+        cache_threshold=config.rollout.cache_threshold,
     )
 
 
@@ -146,7 +150,8 @@ def needed_prompts(config: Config, split: PromptSplit) -> list[Prompt]:
     """Every prompt that a run will use, each once."""
     count, total = config.rollout.prompts_per_iteration, len(split.train)
     found: dict[Prompt, None] = {}
-    if math.ceil(config.run.iterations * count / total) > 1:
+    adaptive = config.prompts.sampling == "adaptive"
+    if adaptive or math.ceil(config.run.iterations * count / total) > 1:
         found.update(dict.fromkeys(split.train))
     else:
         for iteration in range(1, config.run.iterations + 1):
@@ -316,28 +321,38 @@ def plan(config: Config, lora_parameters: int = 0) -> Plan:
     validate(config)
     split = build_prompts(config)
     settings = rollout_settings(config, *_planned_layout(config))
-    cost = _step_costs(config, settings)
+    schedule = build_schedule(config)
+    guidance = _step_guidance(config, settings)
+    cost = velocity_forwards(schedule, settings, guidance)
     r = config.rollout
     groups, size = r.prompts_per_iteration, r.group_size
     s = config.schedule
     shared = r.noise == "shared" and r.shared_prefix and s.strategy != "mixed"
     two = bool(config.model.transformer_low)
     videos = 1 if shared else size
-    last = switch_step(build_schedule(config), expert_boundary(config)) if two else 0
+    last = switch_step(schedule, expert_boundary(config)) if two else 0
+
+    def sampled(own: tuple[int, ...], shared: bool) -> int:
+        return group_forwards(schedule, settings, guidance, own, size, shared, last)
+
     sampling = training = 0.0
     windows = list(sde_windows(config).values())
+    if config.loss.algorithm == "nft":
+        sampling = groups * sampled((), False)
+        training = groups * size * config.loss.nft_levels * sum(cost) / len(cost)
+        windows = []
     for first, end in windows:
         choices = possible_steps(s.strategy, (first, end), s.train_steps, s.place)
         share = groups / len(windows) / len(choices)
         for own in choices:
-            sampling += share * group_forwards(cost, own, size, shared, r.suffix_share, last)
+            sampling += share * sampled(own, shared)
             training += share * (videos * cost[own[0]] + size * sum(cost[k] for k in own[1:]))
     every, e = config.eval.every, config.eval
     evaluations = (config.run.iterations // every + 1) if every else 0
     shown = min(e.prompts, len(split.validation)) * e.seeds
     # Each evaluation judges the policy; the starting policy is judged once.
     judged = shown * evaluations + 2 * min(e.test_prompts, len(split.test)) * e.test_seeds
-    evaluation_forwards = judged * sum(cost)
+    evaluation_forwards = judged * sum(forwards_per_velocity(scale) for scale in guidance)
     total = config.run.iterations * (sampling + 3 * training) + evaluation_forwards
     checkpoint = 4 * lora_parameters * 4
     video = r.width * r.height * r.frames // 8
@@ -362,12 +377,11 @@ def _planned_layout(config: Config) -> tuple[int, int]:
     return channels, 16 if channels == 48 else 8
 
 
-def _step_costs(config: Config, settings: RolloutSettings) -> list[int]:
-    """Transformer forwards of one velocity at each step."""
+def _step_guidance(config: Config, settings: RolloutSettings) -> list[float]:
+    """Guidance scale of the network of each step."""
     steps = config.schedule.steps
-    high = forwards_per_velocity(settings.guidance)
     if not config.model.transformer_low:
-        return [high] * steps
+        return [settings.guidance] * steps
     switch = switch_step(build_schedule(config), expert_boundary(config))
-    low = forwards_per_velocity(settings.guidance_low or settings.guidance)
-    return [high] * switch + [low] * (steps - switch)
+    low = settings.guidance_low or settings.guidance
+    return [settings.guidance] * switch + [low] * (steps - switch)

@@ -67,6 +67,7 @@ class PromptsConfig:
     test_file: str = option("", "Separate prompts for the final test; empty = hold out test_share of `file`.")
     negative: str = option("", "Negative prompt, used when guidance is above 1.")
     validation_share: float = option(0.1, "Share of the prompts held out for validation.", low=0.0, high=0.5)
+    sampling: str = option("epochs", "Order of the training prompts: epochs of random permutations, or adaptive, which passes over 3 of 4 turns of prompts whose last videos all had the same reward.", choices=("epochs", "adaptive"))
     test_share: float = option(0.1, "Share of the prompts held out for the final test.", low=0.0, high=0.5)
 
 
@@ -85,6 +86,8 @@ class ScheduleConfig:
     place: str = option("random", "Where strategy window trains: start of the window, a random place per group, or progressive along it.", choices=("start", "random", "progressive"))
     place_every: int = option(10, "Iterations after which a progressive place moves on by one step.", low=1, high=100000)
     draw: str = option("stratified", "How prompts get their SDE step: stratified over the window, or uniform with replacement.", choices=("stratified", "uniform"))
+    adaptive: bool = option(False, "Draw SDE steps in proportion to the signal-to-noise ratio of their gradient, as measured in past iterations, with importance weights (in place of `draw`); needs loss.freeze_std or loss.advantage_std = none.")
+    adaptive_floor: float = option(0.5, "Share of the adaptive draw that is uniform; importance weights stay below its inverse (nearly, with few prompts).", low=0.05, high=1.0)
 
 
 @dataclass
@@ -104,6 +107,10 @@ class RolloutConfig:
     micro_batch: int = option(4, "Videos of one group that go through the transformer together.", low=1, high=1024, identity=False)
     decode_batch: int = option(1, "Videos decoded and scored together.", low=1, high=256, identity=False)
     guidance_low: float = option(0.0, "Guidance of the low-noise expert of Wan 2.2 A14B; 0 = the same as guidance.", low=0.0, high=30.0)
+    guidance_interval: list[float] = option([], "Noise levels [low, high] in 0 to 1 at which rollouts are guided; outside they cost half. Empty = all. The trained step follows the same rule; evaluation is guided everywhere: an approximate policy.")
+    guidance_batched: str = option("auto", "Both halves of guidance in one forward (batched: more memory, faster for small videos) or one after the other (sequential); auto batches forwards of up to 4096 tokens.", choices=("auto", "batched", "sequential"))
+    cache_threshold: float = option(0.0, "Step caching of the steps after the stochastic one: a step whose first block changes by less than this share since the last full step skips the other blocks. 0 = off; 0.05 to 0.2 are usual: cheaper videos, an approximate reward, an unchanged gradient.", low=0.0, high=10.0)
+    keep_graph: float = option(1.0, "GiB for the activations of trained forwards that are kept from the rollout, so that the update need not compute them again: same bits, less time. 0 = off; one network that moves (offload, ComfyUI) keeps none.", low=0.0, high=10000.0, identity=False)
 
 
 @dataclass
@@ -127,6 +134,11 @@ class LossConfig:
     kl: float = option(0.0, "Weight of the KL divergence to the reference policy.", low=0.0, high=100.0)
     ratio: str = option("plain", "Probability ratio: plain, or guard (normalised as in GRPO-Guard, which clips at about 2e-6); they differ only from the second update of a rollout batch on.", choices=("plain", "guard"))
     mask: str = option("clip", "What holds back a sample whose ratio has moved: clip, or kl (Flow-DPPO: a mask on the step's exact KL divergence from the sampling policy).", choices=("clip", "kl"))
+    algorithm: str = option("grpo", "What is done with scored videos: grpo (policy gradient of the stochastic step), or nft (DiffusionNFT: the plain ODE samples, and the velocity is regressed on its noised videos; needs rollout.noise = independent).", choices=("grpo", "nft"))
+    nft_beta: float = option(1.0, "How far DiffusionNFT's positive and negative policies lie from the sampling policy; matters from the second update of a rollout batch on.", low=1e-3, high=10.0)
+    nft_levels: int = option(2, "Noise levels at which DiffusionNFT trains each video: a forward and backward each.", low=1, high=1000)
+    freeze_std: bool = option(False, "Divide advantages by the std of past iterations, so that it does not depend on the rewards that it divides; the first iteration uses its own.")
+    kl_on_drop: float = option(0.0, "Weight of the KL divergence from when the validation reward first falls below its best by more than its interval; 0 = never.", low=0.0, high=100.0)
     kl_threshold: float = option(1e-5, "Largest KL divergence per latent element of mask kl.", low=1e-12, high=1.0)
 
 

@@ -157,6 +157,8 @@ def check_value(name: str, value: Any, kind: Any, meta: Any) -> Any:
             if hasattr(kind.__args__[0], "__origin__")
             else kind.__args__[0]
         )
+        if item is float:  # a whole number is a number too, as outside lists
+            value = [float(v) if type(v) is int else v for v in value]
         if not all(isinstance(v, item) and not isinstance(v, bool) for v in value):
             raise FlashGRPOError(f"{name} = {value!r} must be a list of {_KINDS[item][1]}")
     return value
@@ -219,6 +221,17 @@ def validate(config: Config) -> None:
             f"schedule.window = {window} must be [first, end) with 0 <= first < end <= {steps - 1} "
             f"(the last of {steps} steps is never stochastic)"
         )
+    interval = config.rollout.guidance_interval
+    if interval and (len(interval) != 2 or not 0 <= interval[0] < interval[1] <= 1):
+        raise FlashGRPOError(
+            f"rollout.guidance_interval = {interval} must be [low, high] with 0 <= low < high <= 1 "
+            "(noise levels), or [] to guide everywhere"
+        )
+    if config.rollout.cache_threshold and config.model.shard:
+        raise FlashGRPOError(
+            f"rollout.cache_threshold = {config.rollout.cache_threshold:g} skips blocks whose weights "
+            "model.shard gathers from all processes: set it to 0, or model.shard = false"
+        )
     first, end = sde_window(config)
     if config.schedule.strategy != "flash" and config.model.transformer_low:
         raise FlashGRPOError(
@@ -234,6 +247,41 @@ def validate(config: Config) -> None:
         raise FlashGRPOError(
             f"schedule.window = [{first}, {end}] of {steps} steps holds one step: an update over a single noise "
             "level collapses, use at least 2 eligible steps (and at least 4 steps in all by default)"
+        )
+    if config.loss.algorithm == "nft" and config.rollout.noise != "independent":
+        raise FlashGRPOError(
+            "loss.algorithm = 'nft' samples without a stochastic step, so videos that share their "
+            "initial noise would be equal: set rollout.noise = 'independent'"
+        )
+    if config.loss.algorithm == "nft" and config.schedule.strategy != "flash":
+        raise FlashGRPOError(
+            f"schedule.strategy = {config.schedule.strategy!r} is for loss.algorithm = 'grpo': nft has "
+            "no stochastic steps, leave schedule.strategy out"
+        )
+    if config.loss.freeze_std and config.loss.advantage_std in ("group", "none"):
+        raise FlashGRPOError(
+            f"loss.freeze_std needs one std for all groups, not loss.advantage_std = "
+            f"{config.loss.advantage_std!r}: use update"
+        )
+    if config.schedule.adaptive:
+        if config.schedule.strategy != "flash" or config.loss.algorithm != "grpo":
+            raise FlashGRPOError(
+                "schedule.adaptive draws the one step of schedule.strategy = 'flash' with "
+                "loss.algorithm = 'grpo': use these, or set schedule.adaptive = false"
+            )
+        if not config.loss.freeze_std and config.loss.advantage_std != "none":
+            raise FlashGRPOError(
+                "schedule.adaptive is unbiased only if advantages are not divided by a std of the same "
+                "update: set loss.freeze_std = true, or loss.advantage_std = 'none'"
+            )
+        if config.loss.rectification == "update":
+            raise FlashGRPOError(
+                "schedule.adaptive is unbiased only if the weights do not depend on the update: set "
+                "loss.rectification = 'pool'"
+            )
+    if config.loss.kl_on_drop > 0 and config.eval.every == 0:
+        raise FlashGRPOError(
+            "loss.kl_on_drop waits for validation evaluations: set eval.every above 0"
         )
     if config.schedule.sde == "cps" and config.schedule.eta > 1:
         raise FlashGRPOError(f"schedule.eta = {config.schedule.eta} is above 1 with cps: use 0.7")

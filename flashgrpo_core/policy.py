@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -91,6 +91,7 @@ class WanPolicy:
         transformer.eval()
         self._layers: dict[str, Any] = {}
         self._initial: dict[str, torch.Tensor] | None = None
+        self._caching = False
         self.targets: list[str] = []
         if trained:
             self.targets = target_modules(transformer, targets or ["attention"])
@@ -241,6 +242,8 @@ class WanPolicy:
         negative: torch.Tensor | None = None,
         guidance: float = 1.0,
         image: StartImage | None = None,
+        *,
+        batched: bool = False,
     ) -> torch.Tensor:
         """Guided velocity v ~ noise - x0.
 
@@ -251,21 +254,58 @@ class WanPolicy:
             negative: embedding of the negative prompt, needed when guidance is not 1.
             guidance: classifier-free guidance g: v_neg + g * (v - v_neg); 1 skips v_neg.
             image: the start image, shared by the batch; None makes videos from text only.
+            batched: compute both halves of guidance in one forward of 2 B videos, when the prompt
+                embeddings are equally long.
 
         Returns:
             float32 `[B, C, T, H, W]`.
         """
         if guidance != 1.0 and negative is None:
             raise FlashGRPOError(f"guidance {guidance} needs a negative prompt embedding")
+        guided = negative is not None and guidance != 1.0
+        together = batched and guided and negative is not None and negative.shape == context.shape
         if self.lockstep is not None:
-            self.lockstep.announce(self, guided=guidance != 1.0)
-        velocity = self._forward(latents, timestep, context, image)
-        if negative is not None and guidance != 1.0:
-            unguided = self._forward(latents, timestep, negative, image)
+            self.lockstep.announce(self, guided=guided and not together)
+        if not guided or negative is None:
+            velocity = self._forward(latents, timestep, context[None], image)
+        else:
+            if together:
+                both = torch.stack([context, negative])
+                out = self._forward(torch.cat([latents, latents]), timestep, both, image)
+                velocity, unguided = out.chunk(2)
+            else:
+                velocity = self._forward(latents, timestep, context[None], image)
+                unguided = self._forward(latents, timestep, negative[None], image, "negative")
             velocity = unguided + guidance * (velocity - unguided)
         if image is not None and image.first is not None:
             velocity = known_velocity(velocity, latents, image.first, timestep)
         return velocity
+
+    @contextmanager
+    def caching(self, threshold: float) -> Iterator[None]:
+        """First-block cache of diffusers for the forwards inside: steps that change little are cut.
+
+        When the first block's residual differs from that of the last full forward by less than
+        `threshold` (mean absolute difference over mean absolute value, over the batch), the other
+        blocks are not computed and their last residual is added. Approximate; only for steps that
+        are not trained. It starts empty each time.
+
+        Args:
+            threshold: 0 caches nothing; 0.05 to 0.2 are usual.
+        """
+        if threshold == 0.0:
+            yield
+            return
+        from diffusers import FirstBlockCacheConfig
+
+        transformer: Any = self.transformer
+        transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
+        self._caching = True
+        try:
+            yield
+        finally:
+            self._caching = False
+            transformer.disable_cache()
 
     def _forward(
         self,
@@ -273,7 +313,9 @@ class WanPolicy:
         timestep: float,
         context: torch.Tensor,
         image: StartImage | None,
+        half: str = "prompt",
     ) -> torch.Tensor:
+        """One forward; `context` `[R, tokens, text_dim]` as in wan/context.py."""
         device, dtype = self.device, self.dtype
         batch = latents.shape[0]
         inputs: dict[str, torch.Tensor] = {
@@ -283,11 +325,14 @@ class WanPolicy:
         if image is not None:
             patch = self.transformer.config.patch_size  # type: ignore[union-attr]
             inputs = model_inputs(inputs["hidden_states"], timestep, image, patch)  # type: ignore[arg-type]
-        out = self.transformer(
-            **inputs,
-            encoder_hidden_states=context.to(device, dtype).expand(1, -1, -1),
-            return_dict=False,
-        )[0]
+        tokens = inputs.get("encoder_hidden_states_image")
+        if tokens is not None:
+            inputs["encoder_hidden_states_image"] = tokens.expand(len(context), -1, -1)
+        transformer: Any = self.transformer
+        with transformer.cache_context(half) if self._caching else nullcontext():
+            out = transformer(
+                **inputs, encoder_hidden_states=context.to(device, dtype), return_dict=False
+            )[0]
         return out.float()
 
 

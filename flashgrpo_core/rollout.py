@@ -8,7 +8,6 @@ trained step costs one forward and backward per group instead of one per video.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +17,16 @@ from .conditioning import StartImage, find_image
 from .control import Control
 from .experts import LOW, Policy
 from .groups import PromptGroup
-from .policy import WanPolicy, forwards_per_velocity
+from .policy import WanPolicy
 from .schedule import TRAIN_STEPS, Schedule
 from .sde import Transition, log_prob, ode_transition, sde_transition, transition_mean
 from .seeds import normal
-from .solver import multistep, suffix_sigmas, suffix_steps
+from .solver import multistep, suffix_sigmas
 from .strategies import step_seed
+
+#: Largest forward, in tokens (patches of 2x2 latents), that guidance is batched in by itself. Small
+#: forwards cost mostly their overhead; large ones gain nothing and need memory for both halves.
+BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class RolloutSettings:
         guidance_low: guidance scale of the low-noise expert; 0 is `guidance`.
         suffix_share: share of the steps after the SDE step that is taken; below 1 a second-order
             solver takes them.
+        guidance_interval: noise levels `(low, high)`, inclusive, at which a rollout is guided;
+            empty is all. Plain ODE sampling is guided everywhere.
+        guidance_batched: `batched` puts both halves of guidance into one forward, `sequential` into
+            two, `auto` batches as long as that forward has at most `BATCHED_TOKENS` tokens.
+        cache_threshold: step caching of the finishing steps; 0 is off, see `WanPolicy.caching`.
     """
 
     latent_shape: tuple[int, int, int, int]
@@ -50,6 +58,9 @@ class RolloutSettings:
     micro_batch: int = 4
     guidance_low: float = 0.0
     suffix_share: float = 1.0
+    guidance_interval: tuple[float, ...] = ()
+    guidance_batched: str = "auto"
+    cache_threshold: float = 0.0
 
     @property
     def guided(self) -> bool:
@@ -59,6 +70,23 @@ class RolloutSettings:
     def guidance_of(self, expert: WanPolicy) -> float:
         """Guidance scale of a network."""
         return self.guidance_low if expert.name == LOW and self.guidance_low else self.guidance
+
+    def guidance_at(self, guidance: float, sigma: float) -> float:
+        """Guidance scale of a rollout at a noise level: 1 outside the guidance interval."""
+        if not self.guidance_interval:
+            return guidance
+        low, high = self.guidance_interval
+        return guidance if low <= sigma <= high else 1.0
+
+    def batches(self, videos: int) -> bool:
+        """Whether both halves of guidance go through the transformer in one forward.
+
+        By sizes alone, so that rollout and update agree to the last bit.
+        """
+        if self.guidance_batched != "auto":
+            return self.guidance_batched == "batched"
+        _, frames, height, width = self.latent_shape
+        return 2 * videos * frames * height * width // 4 <= BATCHED_TOKENS
 
     def shares(self, group: PromptGroup) -> bool:
         """Whether this group's prefix is computed once."""
@@ -102,73 +130,6 @@ def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple
     ]
 
 
-def share_cost(
-    groups: Sequence[PromptGroup], steps: int, settings: RolloutSettings
-) -> Callable[[tuple[int, range], tuple[int, range] | None], int]:
-    """Velocities (per video) that a share of `sample_shares` takes after the one before it."""
-
-    def cost(share: tuple[int, range], before: tuple[int, range] | None) -> int:
-        group, samples = groups[share[0]], len(share[1])
-        if not settings.shares(group):
-            return samples * steps
-        prefix = group.sde_step + 1
-        known = before is not None and before[0] == share[0]
-        suffix = suffix_steps(steps - prefix, settings.suffix_share)
-        return samples * suffix + (0 if known else prefix)
-
-    return cost
-
-
-def rollout_forwards(
-    groups: Sequence[PromptGroup],
-    steps: int,
-    settings: RolloutSettings,
-    stages: Sequence[tuple[WanPolicy, range]] | None = None,
-) -> int:
-    """Transformer forwards (per video) that sampling these groups takes.
-
-    Args:
-        groups: what is sampled.
-        steps: steps of the schedule.
-        settings: sizes and guidance.
-        stages: which network computes which steps; None is one network.
-    """
-    cost = [forwards_per_velocity(settings.guidance)] * steps
-    for expert, own in stages or ():
-        for step in own:
-            cost[step] = forwards_per_velocity(settings.guidance_of(expert))
-    last = stages[-1][1].start if stages else 0
-    return sum(
-        group_forwards(cost, steps, samples, settings.shares(g), settings.suffix_share, last)
-        for g in groups
-        for steps, samples in Counter(g.steps_of(i) for i in range(g.size)).items()
-    )
-
-
-def group_forwards(
-    cost: Sequence[int],
-    sde_steps: tuple[int, ...],
-    size: int,
-    shared: bool,
-    share: float = 1.0,
-    last: int = 0,
-) -> int:
-    """Transformer forwards (per video) that sampling the samples of a group takes.
-
-    Args:
-        cost: forwards of one velocity at each step.
-        sde_steps: their stochastic steps, ascending.
-        size: how many samples.
-        shared: whether everything up to the first SDE step's velocity is computed once.
-        share: share of the suffix that is taken.
-        last: first step of the last expert; only its part of the suffix is shortened.
-    """
-    prefix = sde_steps[0] + 1 if shared else 0
-    suffix = max(sde_steps[-1] + 1, last)
-    kept = suffix_steps(len(cost) - suffix, share)
-    return sum(cost[:prefix]) + size * (sum(cost[prefix:suffix]) + kept * cost[-1])
-
-
 @torch.no_grad()
 def integrate(
     policy: WanPolicy,
@@ -177,15 +138,22 @@ def integrate(
     steps: range,
     context: torch.Tensor,
     negative: torch.Tensor | None,
-    guidance: float,
+    guidance: Callable[[float], float],
     control: Control,
     image: StartImage | None = None,
+    *,
+    batched: bool = False,
 ) -> torch.Tensor:
-    """Euler ODE steps `steps` of the schedule on latents `[B, C, T, H, W]`."""
+    """Euler ODE steps `steps` of the schedule on latents `[B, C, T, H, W]`.
+
+    `guidance` gives the scale at a noise level; `batched` see `WanPolicy.velocity`.
+    """
     for step in steps:
         control.check()
+        scale = guidance(float(schedule.sigmas[step]))
+        timestep = float(schedule.timesteps[step])
         velocity = policy.velocity(
-            latents, float(schedule.timesteps[step]), context, negative, guidance, image
+            latents, timestep, context, negative, scale, image, batched=batched
         )
         latents = transition_mean(ode_transition(schedule, step), latents, velocity)
     return latents
@@ -226,6 +194,9 @@ def sample_all_ode(
 ) -> list[torch.Tensor]:
     """Plain ODE sampling from the initial noise of each seed, one expert after the other.
 
+    Guided at every step, whatever the guidance interval of rollouts: this is how the trained LoRA
+    is used, and so what is judged.
+
     Returns:
         Per job the final latents, float32 `[len(seeds), C, T, H, W]` on the CPU.
     """
@@ -238,6 +209,7 @@ def sample_all_ode(
                 seeds = job.seeds[start : start + settings.micro_batch]
                 if steps.start == 0:
                     parts.append(torch.stack([normal(settings.latent_shape, s) for s in seeds]))
+                scale = settings.guidance_of(expert)
                 latents = integrate(
                     expert,
                     parts[i].to(expert.device),  # [B, C, T, H, W]
@@ -245,9 +217,10 @@ def sample_all_ode(
                     steps,
                     job.context,
                     negative,
-                    settings.guidance_of(expert),
+                    lambda sigma, scale=scale: scale,  # type: ignore[misc]
                     control,
                     job.image,
+                    batched=settings.batches(len(seeds)),
                 )
                 parts[i] = latents.cpu()
                 if steps.stop == schedule.steps:
@@ -300,6 +273,16 @@ class RolloutSampler:
         """The network of the group's SDE step."""
         return next(expert for expert, steps in self.stages if group.sde_step in steps)
 
+    def _guidance(self, expert: WanPolicy) -> Callable[[float], float]:
+        """Guidance scale of a network's rollouts by noise level."""
+        scale = self.settings.guidance_of(expert)
+        return lambda sigma: self.settings.guidance_at(scale, sigma)
+
+    def guidance_of(self, group: PromptGroup) -> float:
+        """Guidance scale at the group's SDE step."""
+        sigma = float(self.schedule.sigmas[group.sde_step])
+        return self._guidance(self.expert(group))(sigma)
+
     def bring(self, expert: WanPolicy) -> None:
         """Make a network resident, unless it was the last one."""
         if self._resident is not expert:
@@ -322,31 +305,35 @@ class RolloutSampler:
                 steps,
                 self.context(group.prompt),
                 self.negative,
-                self.settings.guidance_of(expert),
+                self._guidance(expert),
                 self.control,
                 find_image(self.images, group.start_image),
+                batched=self.settings.batches(len(latents)),
             )
         return latents
 
     def _finish(
         self, group: PromptGroup, latents: torch.Tensor, first: int, end: int
     ) -> torch.Tensor:
-        """The steps that only the reward sees, shortened when the settings say so."""
-        share = self.settings.suffix_share
-        if share == 1.0:
-            return self._integrate(group, latents, first, end)
-        expert = self.stages[-1][0]
-        self.bring(expert)
-        context = self.context(group.prompt)
-        image = find_image(self.images, group.start_image)
+        """The steps that only the reward sees, made cheaper as the settings say."""
+        settings, expert = self.settings, self.stages[-1][0]
+        with expert.caching(settings.cache_threshold if first < end else 0.0):
+            if settings.suffix_share == 1.0:
+                return self._integrate(group, latents, first, end)
+            self.bring(expert)
+            context = self.context(group.prompt)
+            image = find_image(self.images, group.start_image)
+            guidance, batched = self._guidance(expert), settings.batches(len(latents))
 
-        def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
-            self.control.check()
-            guidance = self.settings.guidance_of(expert)
-            return expert.velocity(x, TRAIN_STEPS * sigma, context, self.negative, guidance, image)
+            def velocity(x: torch.Tensor, sigma: float) -> torch.Tensor:
+                self.control.check()
+                timestep, scale = TRAIN_STEPS * sigma, guidance(sigma)
+                return expert.velocity(
+                    x, timestep, context, self.negative, scale, image, batched=batched
+                )
 
-        sigmas = suffix_sigmas(self.schedule.sigmas, first, share)
-        return multistep(velocity, latents.to(expert.device), sigmas)
+            sigmas = suffix_sigmas(self.schedule.sigmas, first, settings.suffix_share)
+            return multistep(velocity, latents.to(expert.device), sigmas)
 
     def _key(self, group: PromptGroup, samples: range) -> tuple[str, int]:
         return group.group_id, 0 if self.settings.shares(group) else samples.start
@@ -376,8 +363,9 @@ class RolloutSampler:
             float(self.schedule.timesteps[group.sde_step]),
             self.context(group.prompt),
             self.negative,
-            self.settings.guidance_of(expert),
+            self.guidance_of(group),
             find_image(self.images, group.start_image),
+            batched=self.settings.batches(len(latents)),
         )
 
     def _prefix_of(self, group: PromptGroup, samples: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -461,6 +449,11 @@ class RolloutSampler:
     ) -> tuple[Rollout, torch.Tensor, int]:
         """Samples up to their last stochastic step: transitions, latents, and the step after it."""
         own = group.steps_of(samples.start)
+        if not own:
+            # Pure ODE. One step of the schedule first: the solver of a shortened rest starts below 1.
+            nothing = torch.empty(0)
+            rollout = Rollout(group, samples, nothing, nothing, nothing, nothing)
+            return rollout, self.start(group, samples, 1), 1
         rollout = self.transition_of(group.at(own[0]), samples)
         latents, done = rollout.latents_next, own[0] + 1
         for step in own[1:]:

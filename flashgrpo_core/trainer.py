@@ -11,13 +11,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .advantage import Advantages, check_masked, compute_advantages
+from .advantage import Advantages, check_masked, compute_advantages, faded_stds
 from .build import (
     Networks,
     build_eval_reward,
@@ -31,23 +32,25 @@ from .build import (
     rollout_settings,
     start_images,
 )
+from .choosing import iteration_groups, unsaturated_prompts
 from .config import Config
 from .control import Control
 from .distributed import World
 from .errors import FlashGRPOError
-from .groups import PromptGroup, choose_prompts, make_groups
+from .forwards import rollout_forwards, share_cost
+from .groups import PromptGroup
 from .health import Health
 from .keeping import (
     RunState,
     log_iteration,
 )
+from .nft import nft_gradient, noised_units
 from .overlap import ScoringThread, Timeline, decode, obstacle
-from .prompts import PromptSplit
-from .rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares, share_cost
+from .rollout import Rollout, RolloutSampler, sample_shares
 from .runs.events import EventLog, RewardLog, read_events
 from .runs.folder import RunFolder
 from .scoring import Scores, gather_scores, score_rollouts
-from .strategies import stochastic_steps
+from .signals import StepSignals
 from .update import GradientStats, PolicyOptimizer, policy_gradient, update_units
 from .windows import sde_windows
 
@@ -104,6 +107,7 @@ class Trainer:
         self.eval_reward = build_eval_reward(shared)
         self.health = Health(self.reward.weights, read_events(folder.events))
         self.state = RunState()
+        self.signals = StepSignals(self.schedule.steps) if config.schedule.adaptive else None
         self.trackers: Any = None  # the package's `Trackers`, which the node pack comes without
         self.saved = 0  # iteration of the last checkpoint
         self.best: dict[str, torch.Tensor] | None = None
@@ -159,6 +163,7 @@ class Trainer:
             rollouts = self.rollout(groups, iteration)
             scores = self.score(groups, rollouts, iteration)
         advantages = self.advantage(scores)
+        self.note_saturated(groups, advantages)
         stats, grad_norm = self.step(groups, rollouts, advantages, iteration)
         self.state.iteration = iteration
         seconds = (time.monotonic() - started, time.process_time() - worked)
@@ -166,7 +171,18 @@ class Trainer:
 
     def group(self, iteration: int) -> list[PromptGroup]:
         """Choose the iteration's prompts and give each its SDE step and seeds."""
-        return iteration_groups(self.config, self.prompts, iteration)
+        state, chosen = self.state, None
+        if self.config.prompts.sampling == "adaptive":
+            chosen, state.prompt_position = unsaturated_prompts(
+                self.prompts.train,
+                self.config.rollout.prompts_per_iteration,
+                state.prompt_position,
+                set(state.saturated),
+                self.config.run.seed,
+            )
+        return iteration_groups(
+            self.config, self.prompts, iteration, chosen=chosen, signals=self.signals
+        )
 
     def rollout(
         self,
@@ -180,7 +196,7 @@ class Trainer:
             share_cost(groups, self.schedule.steps, self.settings),
         )
         self.sampler.forget()
-        total = rollout_forwards(groups, self.schedule.steps, self.settings, self.sampler.stages)
+        total = rollout_forwards(groups, self.schedule, self.settings, self.sampler.stages)
         with self.phase(
             "rollout", sum(len(samples) for _, samples in shares), iteration, forwards=total
         ):
@@ -208,8 +224,7 @@ class Trainer:
                 control=self.control,
                 world=self.world,
             )
-        for rollout in rollouts:
-            rollout.final = torch.empty(0)
+        self._drop_videos(rollouts)
         return scores
 
     def rollout_and_score(
@@ -234,23 +249,38 @@ class Trainer:
                 measured = scoring.finish(len(rollouts), self.control)
         pieces = list(zip(rollouts, measured, strict=True))
         scores = gather_scores(groups, pieces, self.reward, self.world)
-        for rollout in rollouts:
-            rollout.final = torch.empty(0)
+        self._drop_videos(rollouts)
         self.event("timeline", iteration, **timeline.record())
         return rollouts, scores
+
+    def _drop_videos(self, rollouts: list[Rollout]) -> None:
+        if self.config.loss.algorithm == "grpo":  # its update needs the transitions only
+            for rollout in rollouts:
+                rollout.final = torch.empty(0)
 
     def advantage(self, scores: Scores) -> Advantages:
         """Group-relative advantages; stops when too many scores have failed."""
         check_masked(scores.valid)
-        loss = self.config.loss
-        return compute_advantages(
+        loss, state = self.config.loss, self.state
+        found = compute_advantages(
             scores.terms,
             scores.weights,
             scores.valid,
             std=loss.advantage_std,
             clamp=loss.advantage_clamp,
             normalise=self.config.reward.normalise,
+            frozen=state.advantage_stds if loss.freeze_std else None,
         )
+        if loss.freeze_std:
+            state.advantage_stds = faded_stds(state.advantage_stds, found.stds)
+        return found
+
+    def note_saturated(self, groups: list[PromptGroup], advantages: Advantages) -> None:
+        """Remember the prompts whose videos were all alike, for `prompts.sampling = adaptive`."""
+        if self.config.prompts.sampling == "adaptive":
+            keys = [group.group_id.rpartition("-")[0] for group in groups]
+            alike = {k for k, flat in zip(keys, advantages.zero_variance, strict=True) if flat}
+            self.state.saturated = sorted((set(self.state.saturated) - set(keys)) | alike)
 
     def step(
         self,
@@ -268,29 +298,18 @@ class Trainer:
                 "raise the group size, use a finer reward, or choose prompts that are not solved yet",
             )
             return None, 0.0
-        units = update_units(self.sampler, groups, rollouts, advantages.used, self.world)
+        gradient_of, passes = self._update(groups, rollouts, advantages, iteration)
         first: GradientStats | None = None
         norm = 0.0
         for _ in range(self.config.optim.updates_per_rollout):
-            with self.phase("update", len(units), iteration):
-                gradient, stats = policy_gradient(
-                    self.policy,
-                    self.sampler,
-                    groups,
-                    units,
-                    advantages.values,
-                    advantages.used,
-                    self.config.loss,
-                    list(self.windows.values()),
-                    control=self.control,
-                    world=self.world,
-                )
+            with self.phase("update", passes, iteration):
+                gradient, stats = gradient_of()
                 # All videos that teach something are outside the clip range: nothing is left to do.
                 cut = stats.clip_fraction > 0 and not any(bool(g.any()) for g in gradient.values())
                 if not cut:
                     norm = self.optimizer.step(gradient)
             self.sampler.forget()
-            self.state.forwards_total += 3 * stats.forwards
+            self.state.forwards_total += 3 * stats.forwards + stats.plain_forwards
             self.state.optimizer_steps = self.optimizer.step_count
             first = first or stats
             first.clip_fraction = stats.clip_fraction
@@ -304,8 +323,11 @@ class Trainer:
                     "lower optim.learning_rate or use dtype fp32 or bf16",
                 )
                 return first, norm
+        if self.signals is not None and first is not None and first.sketches is not None:
+            rows = [row for row, some in enumerate(advantages.used.any(1)) if some]
+            self.signals.add([groups[row].sde_step for row in rows], first.sketches[rows])
         drift, clip = (first or GradientStats()).ratio_drift, self.config.loss.clip
-        if drift > clip:
+        if drift > clip and self.config.loss.mask == "clip":
             self.warn(
                 iteration,
                 "ratio_drift",
@@ -322,6 +344,40 @@ class Trainer:
             return first, norm
         self.state.empty_iterations = 0
         return first, norm
+
+    def _update(
+        self,
+        groups: list[PromptGroup],
+        rollouts: list[Rollout],
+        advantages: Advantages,
+        iteration: int,
+    ) -> tuple[Callable[[], tuple[dict[str, torch.Tensor], GradientStats]], int]:
+        """What computes the gradient under the present weights, and its number of backward passes."""
+        policy, sampler, world, loss = self.policy, self.sampler, self.world, self.config.loss
+        if self.state.kl_since >= 0:
+            loss = replace(loss, kl=loss.kl_on_drop)
+        values, used, both = advantages.values, advantages.used, {"control": self.control}
+        if loss.algorithm == "nft":
+            seed = self.config.run.seed
+            noised = noised_units(sampler, groups, rollouts, loss.nft_levels, seed, iteration)
+            return lambda: nft_gradient(
+                policy, sampler, noised, values, used, loss, world=world, **both
+            ), len(noised)
+        units = update_units(sampler, groups, rollouts, used, world)
+        windows = list(self.windows.values())
+        return lambda: policy_gradient(
+            policy,
+            sampler,
+            groups,
+            units,
+            values,
+            used,
+            loss,
+            windows,
+            world=world,
+            sketch=self.signals is not None,
+            **both,
+        ), len(units)
 
     # Telling the host and the run folder.
 
@@ -359,38 +415,3 @@ class Trainer:
         started = time.monotonic()
         yield
         self.event("phase", iteration, name=name, seconds=time.monotonic() - started, **counters)
-
-
-def iteration_groups(config: Config, prompts: PromptSplit, iteration: int) -> list[PromptGroup]:
-    """The groups of one iteration: its prompts, each with its SDE step and seeds.
-
-    Args:
-        config: the configuration.
-        prompts: the prompts; those to train on are used.
-        iteration: 1-based iteration.
-    """
-    chosen = choose_prompts(
-        config.rollout.prompts_per_iteration, len(prompts.train), iteration, config.run.seed
-    )
-    picked = [prompts.train[i] for i in chosen]
-    windows = list(sde_windows(config).values())
-    groups = make_groups(
-        [p.text for p in picked],
-        iteration=iteration,
-        run_seed=config.run.seed,
-        group_size=config.rollout.group_size,
-        window=windows,
-        draw=config.schedule.draw,
-        noise=config.rollout.noise,
-        start_images=[p.image for p in picked],
-    )
-    return stochastic_steps(
-        groups,
-        config.schedule.strategy,
-        windows[0],
-        train_steps=config.schedule.train_steps,
-        place=config.schedule.place,
-        every=config.schedule.place_every,
-        iteration=iteration,
-        run_seed=config.run.seed,
-    )

@@ -17,8 +17,9 @@ from ..flashgrpo_core.build import (
 )
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
+from ..flashgrpo_core.forwards import rollout_forwards
 from ..flashgrpo_core.prompts import Prompt
-from ..flashgrpo_core.rollout import Rollout, RolloutSampler, rollout_forwards, sample_shares
+from ..flashgrpo_core.rollout import Rollout, RolloutSampler, sample_shares
 from ..flashgrpo_core.video import write_mp4
 from ..flashgrpo_core.wan.vae import decode_latents
 from . import host, pictures, pool
@@ -79,7 +80,7 @@ class RolloutNode(host.ComfyNode):
             groups,
             rollouts,
             tuple(files),
-            rollout_forwards(picked, sampler.schedule.steps, settings, sampler.stages),
+            rollout_forwards(picked, sampler.schedule, settings, sampler.stages),
         )
         videos = [InputImpl.VideoFromFile(str(file)) for file in files]
         return io.NodeOutput(value, videos, picture, ui=ui.PreviewImage(picture))

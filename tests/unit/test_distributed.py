@@ -19,9 +19,11 @@ from flashgrpo_core.config_io import build_config
 from flashgrpo_core.control import Control
 from flashgrpo_core.distributed import World, even_cuts
 from flashgrpo_core.errors import FlashGRPOError
+from flashgrpo_core.forwards import rollout_forwards, share_cost
 from flashgrpo_core.groups import make_groups
 from flashgrpo_core.launch import launched_world
-from flashgrpo_core.rollout import RolloutSettings, rollout_forwards, sample_shares, share_cost
+from flashgrpo_core.rollout import RolloutSettings, sample_shares
+from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.watchdog import Watchdog
 
 LAUNCH = Path(__file__).resolve().parents[2] / "docs" / "launch"
@@ -69,7 +71,7 @@ def test_the_cost_of_all_shares_is_what_the_phase_counts(noise: str) -> None:
     sizes = RolloutSettings((16, 3, 8, 8), micro_batch=2)
     shares, cost = sample_shares(groups, 2), share_cost(groups, 10, sizes)
     total = sum(cost(share, shares[i - 1] if i else None) for i, share in enumerate(shares))
-    assert total == rollout_forwards(groups, 10, sizes)
+    assert total == rollout_forwards(groups, make_schedule("simple", 10, 3.0), sizes)
 
 
 # --- joining -------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from flashgrpo_core.conditioning import StartImage, known_velocity, model_inputs
 from flashgrpo_core.config_io import build_config
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.experts import HIGH, LOW, TwoExperts, expert_names, switch_step
+from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.groups import draw_expert_steps
 from flashgrpo_core.loss import rectification_weights, window_weights
 from flashgrpo_core.policy import WanPolicy
-from flashgrpo_core.rollout import RolloutSampler, RolloutSettings, rollout_forwards
+from flashgrpo_core.rollout import RolloutSampler, RolloutSettings
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.windows import sde_windows
 from tests.unit._tiny import SHAPE, embedding, perturb, tiny_groups, tiny_transformer
@@ -188,7 +189,7 @@ def test_forwards_count_each_experts_guidance() -> None:
     groups = tiny_groups(3, size=4, window=(0, 5))
     shares = [(g, range(s, s + 2)) for g in range(3) for s in (0, 2)]
     assert len(list(sampler.sample_all(groups, shares))) == 6
-    assert sum(counted) == rollout_forwards(groups, 6, settings, sampler.stages)
+    assert sum(counted) == rollout_forwards(groups, sampler.schedule, settings, sampler.stages)
 
 
 # ------------------------------------------------------------------------------------ start images
@@ -215,4 +216,4 @@ def test_channels_stand_behind_the_latents() -> None:
     assert torch.equal(inputs["hidden_states"][:, :16], latents)
     assert torch.equal(inputs["hidden_states"][1, 16:], image.channels)
     assert inputs["timestep"].tolist() == [500.0, 500.0]
-    assert inputs["encoder_hidden_states_image"].shape == (2, 257, 8)
+    assert inputs["encoder_hidden_states_image"].shape == (1, 257, 8)  # one row for all videos

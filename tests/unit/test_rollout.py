@@ -10,13 +10,13 @@ import torch
 from flashgrpo_core.control import Control
 from flashgrpo_core.distributed import World
 from flashgrpo_core.errors import Cancelled
+from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.groups import PromptGroup
 from flashgrpo_core.policy import WanPolicy
 from flashgrpo_core.rollout import (
     Rollout,
     RolloutSampler,
     RolloutSettings,
-    rollout_forwards,
     sample_ode,
     sample_shares,
 )
@@ -292,18 +292,18 @@ def test_the_announced_forwards_are_the_real_ones(
         micro_batch=micro_batch,
     )
     real = count_forwards(policy, lambda: sample_all(sampler, groups))
-    assert real == rollout_forwards(groups, 4, sampler.settings) > 0
+    assert real == rollout_forwards(groups, sampler.schedule, sampler.settings) > 0
 
 
 def test_forwards_of_the_default_recipe() -> None:
     """20 steps, 8 videos: the SDE step's own forward is shared too, so less than k + G (N - k)."""
-    settings = RolloutSettings(SHAPE)
+    settings, schedule = RolloutSettings(SHAPE), make_schedule("simple", 20, 3.0)
     groups = [dataclasses.replace(g, sde_step=0) for g in tiny_groups(2, size=8)]
     for k in range(10):
         groups = [dataclasses.replace(g, sde_step=k) for g in groups]
-        assert rollout_forwards(groups, 20, settings) == 2 * (k + 1 + 8 * (19 - k))
+        assert rollout_forwards(groups, schedule, settings) == 2 * (k + 1 + 8 * (19 - k))
     unshared = dataclasses.replace(settings, shared_prefix=False, guidance=4.5)
-    assert rollout_forwards(groups, 20, unshared) == 2 * 2 * 8 * 20
+    assert rollout_forwards(groups, schedule, unshared) == 2 * 2 * 8 * 20
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4, 7, 100])
@@ -375,5 +375,5 @@ def test_a_shortened_suffix_changes_the_video_and_not_the_transition(policy, sha
             assert torch.equal(getattr(left, name), getattr(right, name)), name
         assert not torch.equal(left.final, right.final)
     real = count_forwards(policy, lambda: sample_all(short, groups))
-    assert real == rollout_forwards(groups, 12, short.settings)
-    assert real < rollout_forwards(groups, 12, plain.settings)
+    assert real == rollout_forwards(groups, schedule, short.settings)
+    assert real < rollout_forwards(groups, schedule, plain.settings)

@@ -11,7 +11,7 @@ import torch
 from flashgrpo_core.config import LossConfig
 from flashgrpo_core.distributed import World
 from flashgrpo_core.errors import FlashGRPOError
-from flashgrpo_core.rollout import rollout_forwards
+from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.sde import log_prob, transition_mean
 from flashgrpo_core.strategies import possible_steps, stochastic_steps
@@ -84,7 +84,7 @@ def test_forwards_equal_the_formula(policy, strategy: str, noise: str) -> None:
     )
     try:
         rollouts = sample_all(sampler, groups)
-        assert sum(calls) == rollout_forwards(groups, STEPS, sampler.settings)
+        assert sum(calls) == rollout_forwards(groups, sampler.schedule, sampler.settings)
         calls.clear()
         _, stats, _, used = gradient(policy, sampler, groups, rollouts)
         assert sum(calls) == stats.forwards
