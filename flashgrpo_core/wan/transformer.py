@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,10 @@ def load_transformer(
     file = open_tensors(folder)
     settings = diffusers_settings(folder)
     spec = detect_transformer(file, settings.get("attention_head_dim", HEAD_DIM))
-    model = _build(spec, settings)
+    model = empty_transformer(spec, settings)
     weights = Weights(file, spec.prefix, ignore=_ignored(file, spec))
     translate = names.to_diffusers if spec.layout == "original" else (lambda name: name)
-    islands: tuple[str, ...] = ()
-    if dtype.itemsize < 4:
-        islands = tuple(getattr(model, "_keep_in_fp32_modules", None) or _ISLANDS)
+    islands = fp32_islands(model, dtype)
     mapped = name_map(weights, translate)
     stored = stored_keys(mapped, spec.num_layers, storage, blocks_to_swap)
     fill(model, weights, mapped, dtype, device, islands, later=stored)
@@ -74,7 +73,16 @@ def load_transformer(
     return model, spec
 
 
-def _build(spec: WanSpec, settings: dict[str, Any]) -> WanTransformer3DModel:
+def empty_transformer(
+    spec: WanSpec, settings: Mapping[str, Any] | None = None
+) -> WanTransformer3DModel:
+    """A transformer on the meta device: shapes without memory.
+
+    Args:
+        spec: its sizes.
+        settings: what a Diffusers `config.json` says and the weights cannot tell.
+    """
+    settings = settings or {}
     arguments: dict[str, Any] = {
         "patch_size": spec.patch_size,
         "num_attention_heads": spec.num_heads,
@@ -95,6 +103,13 @@ def _build(spec: WanSpec, settings: dict[str, Any]) -> WanTransformer3DModel:
     }
     with torch.device("meta"):
         return WanTransformer3DModel(**arguments)
+
+
+def fp32_islands(model: WanTransformer3DModel, dtype: torch.dtype) -> tuple[str, ...]:
+    """Parts of a dotted parameter name that stay fp32 when the weights have `dtype`."""
+    if dtype.itemsize >= 4:
+        return ()
+    return tuple(getattr(model, "_keep_in_fp32_modules", None) or _ISLANDS)
 
 
 def _ignored(file: TensorFile, spec: WanSpec) -> list[str]:
