@@ -263,7 +263,7 @@ def _add_bench(sub: argparse.ArgumentParser) -> None:
         "--learning-rate", type=_finite, default=0.0, help="for all arms, instead of the grid"
     )
     sub.add_argument(
-        "--budget", type=_positive, default=0, metavar="N", help="forwards per run (60000)"
+        "--budget", type=_positive, default=0, metavar="N", help="forwards per run at most (80000)"
     )
     sub.add_argument(
         "--jobs", type=_positive, default=1, help="runs at a time, one thread each (1)"

@@ -199,6 +199,7 @@ def spread(gradients: dict[str, dict[str, float]], kind: str) -> float:
 
 def _ratio(by_arm: dict[str, list[Record]], a: str, b: str, level: float, axis: str) -> Record:
     spent = {arm: [to_level(r, level, axis) for r in by_arm[arm]] for arm in (a, b)}
+    reached = {arm: sum(ok for _, ok in spent[arm]) for arm in (a, b)}
     ratio, low, high = ratio_interval([v for v, _ in spent[a]], [v for v, _ in spent[b]])
     return {
         "of": a,
@@ -208,7 +209,9 @@ def _ratio(by_arm: dict[str, list[Record]], a: str, b: str, level: float, axis: 
         "ratio": ratio,
         "low": low,
         "high": high,
-        "reached": {arm: sum(ok for _, ok in spent[arm]) for arm in (a, b)},
+        "reached": reached,
+        # Budgets over budgets say nothing: at least the cheaper side's median must be a level reached.
+        "known": 2 * reached[a] > len(spent[a]),
     }
 
 

@@ -7,7 +7,9 @@ takes its best on seeds that the comparison does not use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..build import plan
@@ -28,12 +30,15 @@ class Arm:
         title: name in charts.
         what: one sentence for the report.
         tables: settings over the base.
+        extended: whether a run goes on until the highest level is reached, up to the budget; the
+            others spend what is compared at equal cost, and no more.
     """
 
     name: str
     title: str
     what: str
     tables: Tables
+    extended: bool = False
 
 
 _INDEPENDENT = {"noise": "independent", "shared_prefix": False}
@@ -47,12 +52,14 @@ ARMS: dict[str, Arm] = {
             "One stochastic step per group, one initial noise per group, prefix computed once: "
             "the `recommended` preset.",
             {},
+            extended=True,
         ),
         Arm(
             "flash_paper",
             "Flash, paper",
             "One stochastic step per group, an initial noise for each video.",
             {"rollout": _INDEPENDENT},
+            extended=True,
         ),
         Arm(
             "flash_unrectified",
@@ -77,6 +84,7 @@ ARMS: dict[str, Arm] = {
             "Full trajectory",
             "All steps of the window stochastic and trained (Flow-GRPO).",
             {"schedule": {"strategy": "full"}, "rollout": _INDEPENDENT},
+            extended=True,
         ),
         Arm(
             "full_shared",
@@ -97,43 +105,41 @@ LEARNING_RATES = (3e-4, 1e-3, 3e-3)
 TUNING_SEED = 1000
 
 #: Held-out rewards that count as reached, fixed before any run of the comparison.
-LEVELS = (0.90, 0.95)
+LEVELS = (0.95, 0.97)
 
 #: A run has collapsed when its last held-out reward is this far below its best, or below its start.
 COLLAPSE = 0.1
 
-#: Transformer forwards of a run; a training forward and backward counts as 3.
-BUDGET = 60_000
-
-#: Evaluations of a run besides that of the start.
-EVALUATIONS = 15
-
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the runs are; `quick` only shows that everything works.
+    """How large the runs are, in transformer forwards; a training forward and backward counts as 3.
 
     Attributes:
-        budget: transformer forwards per run of the comparison.
-        tuning_budget: those of a run that tries a learning rate.
-        evaluations: evaluations per run.
+        common: what every run of the comparison spends.
+        budget: what a run spends at most to reach the highest level.
+        tuning: what a run that tries a learning rate spends.
+        between: forwards between evaluations.
         prompts: held-out prompts of an evaluation.
         prompt_seeds: videos per held-out prompt.
         rollout: settings of the rollout over the tiny model's own.
     """
 
-    budget: int = BUDGET
-    tuning_budget: int = BUDGET // 3
-    evaluations: int = EVALUATIONS
+    common: int = 24_000
+    budget: int = 80_000
+    tuning: int = 12_000
+    between: int = 2_000
     prompts: int = 12
     prompt_seeds: int = 2
     rollout: tuple[tuple[str, int], ...] = ()
 
 
+#: Only shows that everything works.
 QUICK = Sizes(
-    budget=150,
-    tuning_budget=60,
-    evaluations=2,
+    common=150,
+    budget=300,
+    tuning=60,
+    between=100,
     prompts=2,
     prompt_seeds=1,
     rollout=(("prompts_per_iteration", 2), ("group_size", 4)),
@@ -162,14 +168,33 @@ class Cell:
         return f"{self.arm}-lr{self.learning_rate:g}-seed{self.seed}"
 
 
-def cell_config(cell: Cell, output: str, sizes: Sizes) -> Config:
-    """The configuration of a run: as many iterations as come nearest to its budget."""
+def cell_config(cell: Cell, output: str, sizes: Sizes, forwards: float) -> Config:
+    """The configuration of a run that spends about so many forwards."""
+    tables = cell_tables(cell, sizes)
+    per_iteration = iteration_forwards(build_config(tables))
+    tables["run"]["output"] = output
+    tables["run"]["iterations"] = max(2, round(forwards / per_iteration))
+    tables["eval"]["every"] = max(1, round(sizes.between / per_iteration))
+    return build_config(tables)
+
+
+def cell_key(cell: Cell, sizes: Sizes) -> str:
+    """What a finished run must have been made with to count: a hash of all that is set.
+
+    Settings that are left at their defaults are not in it, so that a new option with a neutral
+    default does not throw finished runs away.
+    """
+    text = json.dumps([cell_tables(cell, sizes), asdict(sizes)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def cell_tables(cell: Cell, sizes: Sizes) -> Tables:
+    """The settings of a run but for its length."""
     tables: Tables = {
         "model": {"transformer": TINY},
         # An average that follows closely: what is compared is learning, not averaging.
         "optim": {"learning_rate": cell.learning_rate, "warmup": 3, "ema_decay": 0.8},
         "eval": {
-            "every": 1,
             "prompts": sizes.prompts,
             "seeds": sizes.prompt_seeds,
             "test_prompts": 0,
@@ -177,22 +202,15 @@ def cell_config(cell: Cell, output: str, sizes: Sizes) -> Config:
         "rollout": dict(sizes.rollout),
         "run": {
             "name": cell.name,
-            "output": output,
             "seed": cell.seed,
-            "iterations": 1,
             "save_every": 100000,
             "keep": 1,
             "threads": 1,
         },
     }
     for table, values in ARMS[cell.arm].tables.items():
-        tables.setdefault(table, {}).update(values)
-    per_iteration = iteration_forwards(build_config(tables))
-    budget = sizes.tuning_budget if cell.tuning else sizes.budget
-    iterations = max(2, round(budget / per_iteration))
-    tables["run"]["iterations"] = iterations
-    tables["eval"]["every"] = max(1, round(iterations / sizes.evaluations))
-    return build_config(tables)
+        tables[table] = {**tables.get(table, {}), **values}
+    return tables
 
 
 def iteration_forwards(config: Config) -> float:

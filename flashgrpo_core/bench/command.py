@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from ..cli_common import Answer, facts
@@ -32,7 +33,7 @@ def bench(args: Namespace) -> Answer:
     arms = chosen_arms(args.arms)
     sizes = QUICK if args.quick else Sizes()
     if args.budget:
-        sizes = Sizes(budget=args.budget, tuning_budget=max(1, args.budget // 3))
+        sizes = replace(sizes, budget=args.budget, common=min(args.budget, sizes.common))
     seeds = args.seeds or (1 if args.quick else 5)
     rates = (1e-3,) if args.quick else LEARNING_RATES
     folder = Path(args.out).absolute()
@@ -51,11 +52,8 @@ def bench(args: Namespace) -> Answer:
             for arm in arms
         ]
         for arm in arms:
-            config = cell_config(Cell(arm, rates[0], 0), "", sizes)
-            say(
-                f"{arm}: {iteration_forwards(config):.0f} forwards per iteration, "
-                f"{config.run.iterations} iterations"
-            )
+            config = cell_config(Cell(arm, rates[0], 0), "", sizes, sizes.common)
+            say(f"{arm}: {iteration_forwards(config):.0f} forwards per iteration")
         tuning = [] if args.report_only else run_cells(trials, folder, sizes, args.jobs, say)
         tuning = tuning or [r for c in trials if (r := read_cell(c, folder, sizes))]
         best = best_learning_rates(tuning)
@@ -70,7 +68,9 @@ def bench(args: Namespace) -> Answer:
     rows: list[tuple[str, object]] = [
         (
             f"{r['of']} / {r['to']} to {r['level']:g}",
-            f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}] of the forwards",
+            f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}] of the forwards"
+            if r["known"]
+            else f"{r['of']} does not reach it in most runs",
         )
         for r in summary["ratios"]
         if r["axis"] == "forwards"

@@ -12,17 +12,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config_io import config_hash, dump_toml
+from ..config_io import dump_toml
 from ..errors import Cancelled, FlashGRPOError
 from ..files import write_text_atomic
 from ..runs.folder import RunFolder
-from .arms import Cell, Sizes, cell_config
+from .arms import ARMS, LEVELS, Cell, Sizes, cell_config, cell_key
 from .measure import measure_run
 
 Record = dict[str, Any]
 
 #: Seconds between looks at the running processes.
 POLL = 0.2
+
+#: Evaluations of each part by which a run is extended.
+EXTENSION = 4
 
 
 def run_cells(
@@ -58,11 +61,10 @@ def run_cells(
                 running[cell] = _Process(cell, folder, sizes)
             time.sleep(POLL)
             for cell, process in list(running.items()):
-                status = process.poll()
-                if status is None:
+                record = process.look()
+                if record is None:
                     continue
                 del running[cell]
-                record = process.finish(status)
                 done = total - len(waiting) - len(running)
                 left = (time.monotonic() - started) / done * (total - done)
                 say(
@@ -88,16 +90,11 @@ def read_cell(cell: Cell, folder: Path, sizes: Sizes) -> Record | None:
         raise FlashGRPOError(
             f"{str(_record_path(cell, folder))!r} cannot be read ({exc}): delete it to run it again"
         ) from None
-    return record if record.get("config") == _hash(cell, sizes) else None
+    return record if record.get("settings") == cell_key(cell, sizes) else None
 
 
 def _record_path(cell: Cell, folder: Path) -> Path:
     return folder / "cells" / f"{cell.name}{'-tuning' if cell.tuning else ''}.json"
-
-
-def _hash(cell: Cell, sizes: Sizes) -> str:
-    config = cell_config(cell, "", sizes)
-    return f"{config_hash(config)[:16]}-{config.run.iterations}-{config.eval.every}"
 
 
 class _Process:
@@ -106,17 +103,21 @@ class _Process:
     def __init__(self, cell: Cell, folder: Path, sizes: Sizes) -> None:
         self.cell, self.folder, self.sizes = cell, folder, sizes
         kind = "tuning" if cell.tuning else "main"
-        self.output = folder / "work" / kind
-        config = cell_config(cell, str(self.output.absolute()), sizes)
-        self.run = RunFolder(config.run.output, config.run.name)
+        self.output = str((folder / "work" / kind).absolute())
+        self.run = RunFolder(self.output, cell.name)
         jobs = folder / "work" / "jobs"
         jobs.mkdir(parents=True, exist_ok=True)
-        job = jobs / f"{cell.name}-{kind}.toml"
-        write_text_atomic(job, dump_toml(config))
-        self.log = job.with_suffix(".log")
+        self.job = jobs / f"{cell.name}-{kind}.toml"
+        self.log = self.job.with_suffix(".log")
+        self._start(sizes.tuning if cell.tuning else sizes.common)
+
+    def _start(self, forwards: float) -> None:
+        """Train until so many forwards are spent; a run that has spent some goes on."""
+        config = cell_config(self.cell, self.output, self.sizes, forwards)
+        write_text_atomic(self.job, dump_toml(config))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flashgrpo_core", "train", str(job.absolute())],
+                [sys.executable, "-m", "flashgrpo_core", "train", str(self.job.absolute())],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -124,9 +125,6 @@ class _Process:
                 env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
                 cwd=Path(__file__).resolve().parents[2],
             )
-
-    def poll(self) -> int | None:
-        return self.process.poll()
 
     def stop(self) -> None:
         """Let the run save and end."""
@@ -137,20 +135,30 @@ class _Process:
             except subprocess.TimeoutExpired:
                 self.process.kill()
 
-    def finish(self, status: int) -> Record:
-        """Measure the run, keep the record and remove the run folder."""
+    def look(self) -> Record | None:
+        """The record once the cell is done, None before; starts its next part where it has one."""
+        status = self.process.poll()
+        if status is None:
+            return None
         if status or self.run.status() != "finished":
             raise FlashGRPOError(
                 f"run {self.cell.name} ended with status {status}: see {str(self.log)!r}; the others "
                 "are kept, run the same command again"
             )
+        found = measure_run(self.run)
+        spent = found["curve"][-1]["forwards"]
+        reached = max(point["reward"] for point in found["curve"]) >= max(LEVELS)
+        goes_on = ARMS[self.cell.arm].extended and not self.cell.tuning and not reached
+        if goes_on and spent + self.sizes.between <= self.sizes.budget:
+            self._start(min(spent + EXTENSION * self.sizes.between, self.sizes.budget))
+            return None
         record = {
             "arm": self.cell.arm,
             "learning_rate": self.cell.learning_rate,
             "seed": self.cell.seed,
             "tuning": self.cell.tuning,
-            "config": _hash(self.cell, self.sizes),
-            **measure_run(self.run),
+            "settings": cell_key(self.cell, self.sizes),
+            **found,
         }
         path = _record_path(self.cell, self.folder)
         path.parent.mkdir(exist_ok=True)

@@ -109,6 +109,12 @@ def _conclusions(summary: Record) -> str:
     for r in summary["ratios"]:
         if r["axis"] != "forwards":
             continue
+        if not r["known"]:
+            rows.append(
+                f"<li>{escape(_title(r['of']))} reaches {r['level']:g} in {r['reached'][r['of']]} "
+                f"runs: no ratio to {escape(_title(r['to']))} can be given</li>"
+            )
+            continue
         total = {arm: summary["arms"][arm]["runs"] for arm in (r["of"], r["to"])}
         rows.append(
             f"<li>{escape(_title(r['of']))} needs <b>{r['ratio']:.2f}</b> "
@@ -161,6 +167,7 @@ def _ratios(summary: Record) -> str:
             f"[{r['low']:.2f}, {r['high']:.2f}]",
         ]
         for r in summary["ratios"]
+        if r["known"]
     ]
     if not rows:
         return ""
