@@ -6,8 +6,9 @@ are standardised one by one before they are weighted, so that no term decides by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +21,9 @@ MAX_MASKED = 0.1
 
 _DELTA = 1e-4
 
+#: What is left of a frozen variance after an iteration.
+_KEPT = 0.9
+
 
 @dataclass(frozen=True)
 class Advantages:
@@ -31,6 +35,8 @@ class Advantages:
         zero_variance: bool `[P]`, groups whose rewards were all equal (skipped).
         too_few: bool `[P]`, groups with fewer than two valid samples (skipped).
         std: mean divisor over groups, of the weighted reward.
+        stds: this update's own std of each reward term, or of their sum (`""`) when that is what is
+            standardised; empty when the std differs between groups.
     """
 
     values: np.ndarray
@@ -38,6 +44,7 @@ class Advantages:
     zero_variance: np.ndarray
     too_few: np.ndarray
     std: float
+    stds: dict[str, float] = field(default_factory=dict)
 
     @property
     def no_signal(self) -> bool:
@@ -53,6 +60,7 @@ def compute_advantages(
     std: str = "update",
     clamp: float = 5.0,
     normalise: bool = True,
+    frozen: Mapping[str, float] | None = None,
 ) -> Advantages:
     """Advantages of all groups of an update.
 
@@ -67,6 +75,9 @@ def compute_advantages(
         clamp: largest absolute advantage.
         normalise: standardise each term on its own and add them weighted; otherwise standardise
             the weighted sum.
+        frozen: std of each term from past iterations (`Advantages.stds`), used in place of this
+            update's: the divisor then does not depend on the rewards that it divides. Terms that
+            are missing have no past yet and use this update's.
 
     Raises:
         FlashGRPOError: no term, or an unknown `std`.
@@ -93,17 +104,28 @@ def compute_advantages(
     used = valid & ~(too_few | flat)[:, None]
 
     _, divisor_total = _standardise(total, valid, std)
+    parts, scale = {"": (total, 1.0)}, 1.0
     if normalise:
+        parts = {name: (value, weights[name]) for name, value in arrays.items()}
         scale = sum(abs(weights[name]) for name in arrays) or 1.0
-        values = np.zeros(shape)
-        for name, value in arrays.items():
-            centred, divisor = _standardise(value, valid, std)
-            values += weights[name] / scale * centred / divisor
-    else:
-        centred, divisor = _standardise(total, valid, std)
-        values = centred / divisor
+    values, stds = np.zeros(shape), {}
+    for name, (value, weight) in parts.items():
+        centred, divisor = _standardise(value, valid, std)
+        if std not in ("group", "none"):
+            stds[name] = float(divisor[0, 0]) - _DELTA
+        if frozen and name in frozen:
+            divisor = np.full_like(divisor, frozen[name] + _DELTA)
+        values += weight / scale * centred / divisor
     values = np.where(used, np.clip(values, -clamp, clamp), 0.0)
-    return Advantages(values, used, zero_variance, too_few, float(divisor_total.mean()))
+    return Advantages(values, used, zero_variance, too_few, float(divisor_total.mean()), stds)
+
+
+def faded_stds(past: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Root of the faded mean of variances, iteration by iteration; the first is taken as it is."""
+    return {
+        name: math.sqrt(_KEPT * past[name] ** 2 + (1 - _KEPT) * std**2) if name in past else std
+        for name, std in now.items()
+    }
 
 
 def check_masked(valid: np.ndarray, least: int = 2) -> None:

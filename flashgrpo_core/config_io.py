@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, get_type_hints
 
 from .config import PRESETS, TINY, TRACKERS, Config
+from .config_checks import check_method
 from .errors import FlashGRPOError
 from .presets import preset_tables
 
@@ -248,41 +249,7 @@ def validate(config: Config) -> None:
             f"schedule.window = [{first}, {end}] of {steps} steps holds one step: an update over a single noise "
             "level collapses, use at least 2 eligible steps (and at least 4 steps in all by default)"
         )
-    if config.loss.algorithm == "nft" and config.rollout.noise != "independent":
-        raise FlashGRPOError(
-            "loss.algorithm = 'nft' samples without a stochastic step, so videos that share their "
-            "initial noise would be equal: set rollout.noise = 'independent'"
-        )
-    if config.loss.algorithm == "nft" and config.schedule.strategy != "flash":
-        raise FlashGRPOError(
-            f"schedule.strategy = {config.schedule.strategy!r} is for loss.algorithm = 'grpo': nft has "
-            "no stochastic steps, leave schedule.strategy out"
-        )
-    if config.loss.freeze_std and config.loss.advantage_std in ("group", "none"):
-        raise FlashGRPOError(
-            f"loss.freeze_std needs one std for all groups, not loss.advantage_std = "
-            f"{config.loss.advantage_std!r}: use update"
-        )
-    if config.schedule.adaptive:
-        if config.schedule.strategy != "flash" or config.loss.algorithm != "grpo":
-            raise FlashGRPOError(
-                "schedule.adaptive draws the one step of schedule.strategy = 'flash' with "
-                "loss.algorithm = 'grpo': use these, or set schedule.adaptive = false"
-            )
-        if not config.loss.freeze_std and config.loss.advantage_std != "none":
-            raise FlashGRPOError(
-                "schedule.adaptive is unbiased only if advantages are not divided by a std of the same "
-                "update: set loss.freeze_std = true, or loss.advantage_std = 'none'"
-            )
-        if config.loss.rectification == "update":
-            raise FlashGRPOError(
-                "schedule.adaptive is unbiased only if the weights do not depend on the update: set "
-                "loss.rectification = 'pool'"
-            )
-    if config.loss.kl_on_drop > 0 and config.eval.every == 0:
-        raise FlashGRPOError(
-            "loss.kl_on_drop waits for validation evaluations: set eval.every above 0"
-        )
+    check_method(config)
     if config.schedule.sde == "cps" and config.schedule.eta > 1:
         raise FlashGRPOError(f"schedule.eta = {config.schedule.eta} is above 1 with cps: use 0.7")
     if not config.model.transformer:

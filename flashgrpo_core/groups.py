@@ -37,6 +37,7 @@ class PromptGroup:
         start_image: path of the start image for image-to-video, or None.
         sample_steps: the stochastic steps of each sample, for strategies other than Flash-GRPO;
             empty is `sde_step` for all.
+        importance: importance weight of the group's loss, when its step was not drawn evenly.
     """
 
     prompt: str
@@ -46,6 +47,7 @@ class PromptGroup:
     sde_seeds: tuple[int, ...]
     start_image: str | None = None
     sample_steps: tuple[tuple[int, ...], ...] = ()
+    importance: float = 1.0
 
     def steps_of(self, sample: int) -> tuple[int, ...]:
         """The stochastic steps of a sample, ascending."""
@@ -171,11 +173,16 @@ def draw_expert_steps(
         )
     steps = [0] * count
     for w, window in enumerate(windows):
-        rows = [row for row in range(count) if (row + iteration) % len(windows) == w]
+        rows = expert_rows(count, w, len(windows), iteration)
         drawn = draw_steps(len(rows), window, draw, iteration, run_seed, f"sde step {w}")
         for row, step in zip(rows, drawn, strict=True):
             steps[row] = step
     return steps
+
+
+def expert_rows(count: int, expert: int, experts: int, iteration: int) -> list[int]:
+    """Which of an iteration's groups belong to an expert: they are dealt in turn."""
+    return [row for row in range(count) if (row + iteration) % experts == expert]
 
 
 def make_groups(

@@ -54,12 +54,31 @@ def validate_run(trainer: Trainer, iteration: int) -> None:
     reward, state = record["reward_mean"], trainer.state
     if reward is None or not np.isfinite(reward):
         return
+    _hold_back(trainer, record)
     if state.best_reward is None or reward > state.best_reward:
         state.best_reward, state.best_iteration = reward, iteration
         state.evaluations_without_gain = 0
         trainer.best = latest_weights(trainer)
     else:
         state.evaluations_without_gain += 1
+
+
+def _hold_back(trainer: Trainer, record: dict[str, Any]) -> None:
+    """Switch on `loss.kl_on_drop` when the reward is below its best by more than its interval."""
+    loss, state = trainer.config.loss, trainer.state
+    if not loss.kl_on_drop or state.kl_since >= 0 or state.best_reward is None:
+        return
+    low, high = record["ci_low"], record["ci_high"]
+    known = low is not None and high is not None and np.isfinite(high - low)
+    drop = state.best_reward - record["reward_mean"]
+    if drop > ((high - low) / 2 if known else 0.0):
+        state.kl_since = record["iteration"]
+        trainer.warn(
+            state.kl_since,
+            "kl_on",
+            f"the validation reward fell by {drop:.4g} below its best: from now on the policy is held "
+            f"by loss.kl_on_drop = {loss.kl_on_drop:g}",
+        )
 
 
 def out_of_patience(trainer: Trainer) -> bool:

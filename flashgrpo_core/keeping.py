@@ -80,6 +80,10 @@ class RunState:
         evaluations_without_gain: evaluations since then.
         judged: iteration of the last validation evaluation.
         baselines: rewards of the starting policy per split.
+        advantage_stds: faded std of each reward term over past iterations (`loss.freeze_std`).
+        prompt_position: prompts taken or passed over so far (`prompts.sampling = adaptive`).
+        saturated: keys of the prompts whose last group had equal rewards (the same).
+        kl_since: iteration since which `loss.kl_on_drop` counts; -1 is not yet.
     """
 
     iteration: int = 0
@@ -91,6 +95,10 @@ class RunState:
     evaluations_without_gain: int = 0
     judged: int = 0
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    advantage_stds: dict[str, float] = field(default_factory=dict)
+    prompt_position: int = 0
+    saturated: list[str] = field(default_factory=list)
+    kl_since: int = -1
 
 
 def prepare_folder(
@@ -213,6 +221,8 @@ def save(trainer: Trainer) -> None:
         }
         if trainer.best is not None:
             tensors["best"] = trainer.best
+        if trainer.signals is not None:
+            tensors["signals"] = trainer.signals.state()
         record = dict(vars(state)) | {"config": config_hash(config), "weights": digest}
         with trainer.phase("save", 1, state.iteration, stoppable=False):
             save_checkpoint(trainer.folder.checkpoints, state.iteration, tensors, record)
@@ -234,8 +244,11 @@ def restore(trainer: Trainer, path: Path) -> None:
     trainer.optimizer.ema = {name: t.clone() for name, t in tensors["ema"].items()}
     trainer.optimizer.load_state(tensors.get("optimizer", {}), state["optimizer_steps"])
     trainer.best = tensors.get("best")
+    if trainer.signals is not None:
+        trainer.signals.load_state(tensors["signals"])
     state.setdefault("judged", state["iteration"])
-    trainer.state = RunState(**{name: state[name] for name in vars(RunState())})
+    fresh = vars(RunState())  # what a checkpoint of an older version lacks
+    trainer.state = RunState(**{name: state.get(name, fresh[name]) for name in fresh})
     trainer.saved = trainer.state.iteration
 
 
@@ -351,12 +364,13 @@ def _reward_rows(
 ) -> Iterator[dict[str, Any]]:
     for p, group in enumerate(groups):
         for s in range(group.size):
+            step = next(iter(group.steps_of(s)), None)
             yield {
                 "group_id": group.group_id,
                 "prompt": group.prompt,
                 "sample": s,
-                "sde_step": group.steps_of(s)[0],
-                "sigma": float(trainer.schedule.sigmas[group.steps_of(s)[0]]),
+                "sde_step": step,
+                "sigma": None if step is None else float(trainer.schedule.sigmas[step]),
                 "total": float(scores.total[p, s]),
                 "terms": {k: float(v[p, s]) for k, v in (scores.terms | scores.compared).items()},
                 "advantage": float(advantages.values[p, s]),

@@ -70,6 +70,7 @@ def stochastic_steps(
         )
     found = []
     for group in groups:
+        steps: tuple[tuple[int, ...], ...]
         if strategy == "mixed":
             steps = tuple(
                 (first + _draw(end - first, seed, "own step"),) for seed in group.sde_seeds
@@ -87,6 +88,11 @@ def stochastic_steps(
             steps = (tuple(range(start, start + train_steps)),) * group.size
         found.append(replace(group, sde_step=steps[0][0], sample_steps=steps))
     return found
+
+
+def without_noise(groups: Sequence[PromptGroup]) -> list[PromptGroup]:
+    """Groups whose samples have no stochastic step: they differ by their initial noise alone."""
+    return [replace(group, sde_step=0, sample_steps=((),) * group.size) for group in groups]
 
 
 def possible_steps(

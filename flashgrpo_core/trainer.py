@@ -137,6 +137,7 @@ class Trainer:
             self.negative,
             self.control,
             self.images,
+            self._graphs(),
         )
         self.overlaps = config.reward.overlap
         reason = obstacle(self.reward.rewards, self.control, config.model.offload)
@@ -149,6 +150,13 @@ class Trainer:
         """From the first step that may be stochastic to behind the last, over all experts."""
         ends = list(self.windows.values())
         return min(first for first, _ in ends), max(end for _, end in ends)
+
+    def _graphs(self) -> float:
+        """GiB for kept graphs: none where weights move or are swapped before the update."""
+        model = self.config.model
+        moves = model.offload or self.control.device is not None or self.world.lockstep is not None
+        continued = model.continue_from or model.continue_from_low  # its reference swaps in place
+        return 0.0 if moves or continued else self.config.rollout.keep_graph
 
     # The five verbs.
 
@@ -309,7 +317,7 @@ class Trainer:
                 if not cut:
                     norm = self.optimizer.step(gradient)
             self.sampler.forget()
-            self.state.forwards_total += 3 * stats.forwards + stats.plain_forwards
+            self.state.forwards_total += 3 * stats.forwards + stats.plain_forwards - stats.reused
             self.state.optimizer_steps = self.optimizer.step_count
             first = first or stats
             first.clip_fraction = stats.clip_fraction

@@ -14,12 +14,14 @@ from .control import Control
 from .distributed import World
 from .errors import FlashGRPOError
 from .experts import Policy
+from .gradients import GradientSum
 from .groups import PromptGroup
 from .loss import policy_loss, window_weights
 from .policy import forwards_per_velocity
 from .rollout import Rollout, RolloutSampler
 from .sde import Transition, kl_divergence, log_prob, step_divergence, transition_mean
 from .seeds import normal
+from .signals import SKETCH, Sketcher
 from .strategies import step_seed, trained_transitions
 
 
@@ -35,6 +37,9 @@ class GradientStats:
         by_step: SDE step -> root mean square over its groups of the LoRA gradient norm of the
             group's mean loss, before (`raw`) and after (`rectified`) the weight.
         forwards: transformer forwards with gradient, per video.
+        plain_forwards: those without, of the reference policy.
+        reused: forwards with gradient whose graph was kept from the rollout.
+        sketches: sketch of each group's rectified gradient, float32 `[P, SKETCH]`, if asked for.
     """
 
     loss: float = 0.0
@@ -43,6 +48,9 @@ class GradientStats:
     clip_fraction: float = 0.0
     by_step: dict[int, dict[str, float]] = field(default_factory=dict)
     forwards: int = 0
+    plain_forwards: int = 0
+    reused: int = 0
+    sketches: np.ndarray | None = None
 
 
 @dataclass
@@ -72,6 +80,7 @@ def policy_gradient(
     *,
     control: Control | None = None,
     world: World | None = None,
+    sketch: bool = False,
 ) -> tuple[dict[str, torch.Tensor], GradientStats]:
     """Gradient of the rectified, clipped loss over all trained transitions of the update.
 
@@ -89,6 +98,7 @@ def policy_gradient(
         window: the eligible SDE steps; one window for each trained expert.
         control: the host.
         world: the processes.
+        sketch: measure what `schedule.adaptive` draws by.
 
     Returns:
         Gradients by parameter name, float64, and statistics.
@@ -117,22 +127,16 @@ def policy_gradient(
         ratio=loss.ratio,
     )
     weights = {(row, step): float(w) for (row, step, _), w in zip(trained, found, strict=True)}
-    parameters = policy.parameters()
-    for parameter in parameters.values():
-        parameter.grad = None  # left over when a backward pass ran out of memory
-    where = (
-        torch.device("cpu") if policy.device.type == "mps" else policy.device
-    )  # no float64 on MPS
-    gradient = {
-        n: torch.zeros(p.shape, dtype=torch.float64, device=where) for n, p in parameters.items()
-    }
+    gradient = GradientSum(policy, Sketcher() if sketch else None)
+    sketches = np.zeros((len(groups), SKETCH))
     # Per step: sum over its groups of the squared norms (raw, rectified) and their number.
     norms = np.zeros((sampler.schedule.steps, 3))
     sums = np.zeros(3)  # loss, KL, clipped samples
     drift = 0.0
-    forwards = 0
+    forwards = plain = reused = 0
     for unit in units:
         row, rollout = unit.row, unit.rollout
+        velocity, rollout.velocity = rollout.velocity, None  # good for one update only
         weight = weights[row, unit.group.sde_step]
         mask = torch.from_numpy(used[row, rollout.samples.start : rollout.samples.stop])
         if not bool(mask.any()):
@@ -147,14 +151,20 @@ def policy_gradient(
             # Before the graph is built: a continued LoRA's reference swaps the weights in place.
             with torch.no_grad(), policy.reference():
                 reference = sampler.velocity(unit.group, latents)
-        velocity = sampler.velocity(unit.group, latents)
-        forwards += len(latents) * forwards_per_velocity(settings.guidance_of(expert))
+            plain += len(latents) * forwards_per_velocity(sampler.guidance_of(unit.group))
+        own = len(latents) * forwards_per_velocity(sampler.guidance_of(unit.group))
+        if velocity is None:
+            velocity = sampler.velocity(unit.group, latents)
+        else:
+            reused += own
+        forwards += own
         mean = transition_mean(step, latents, velocity)
         new = log_prob(step, rollout.latents_next.to(expert.device), mean)
         chosen = mask.to(expert.device)
         values = torch.from_numpy(advantages[row, rollout.samples.start : rollout.samples.stop]).to(
             new
         )
+        important = weight * unit.group.importance
         change = None
         if loss.ratio == "guard" or loss.mask == "kl":
             change = step_divergence(step, mean, sampled_mean(step, rollout).to(mean))
@@ -162,7 +172,7 @@ def policy_gradient(
             new,
             rollout.old_log_prob.to(new),
             values,
-            weight,
+            important,
             loss.clip,
             change=change,
             guard=step.noise_std if loss.ratio == "guard" else 0.0,
@@ -176,27 +186,19 @@ def policy_gradient(
         if world.lockstep is None:  # else the others are in this backward pass with us already
             control.check()
         unit_loss.backward()
-        squared = 0.0
-        for name, parameter in parameters.items():
-            if parameter.grad is not None:
-                part = parameter.grad.to(where, torch.float64)
-                gradient[name] += part
-                squared += float(part.square().sum())
-                parameter.grad = None
-        share = count / int(mask.sum())
-        rectified = math.sqrt(squared) * share
+        # Of the group's mean loss, without its importance weight.
+        rectified = gradient.take() * count / int(mask.sum()) / unit.group.importance
+        if sketch:
+            share = count / int(used[row].sum()) / unit.group.importance
+            sketches[row] += share * gradient.sketch.cpu().numpy()
         norms[unit.group.sde_step] += [(rectified / weight) ** 2, rectified**2, 1.0]
         sums += [unit_loss.item(), 0.0, float(cut[chosen].sum())]
         drift = max(drift, float(ratio[chosen].log().abs().max()))
         control.tick()
     world.rest()
-    if world.size > 1:  # one all-reduce of everything
-        flat = world.sum_(torch.cat([g.flatten() for g in gradient.values()]))
-        pieces = flat.split([g.numel() for g in gradient.values()])
-        gradient = {
-            n: piece.view_as(gradient[n]) for n, piece in zip(gradient, pieces, strict=True)
-        }
+    total = gradient.total(world)
     norms, sums = world.sum_array(norms), world.sum_array(sums)
+    counts = world.sum_array(np.array([float(forwards), float(plain), float(reused)]))
     drifts = np.zeros(world.size)
     drifts[world.rank] = drift
     stats = GradientStats(
@@ -212,9 +214,13 @@ def policy_gradient(
             for k in range(len(norms))
             if norms[k, 2] > 0
         },
-        forwards=int(world.sum_array(np.array([float(forwards)]))[0]),
+        forwards=int(counts[0]),
+        plain_forwards=int(counts[1]),
+        reused=int(counts[2]),
+        # Rounded, so that the order of ranks does not reach the next draw.
+        sketches=world.sum_array(sketches).astype(np.float32) if sketch else None,
     )
-    return gradient, stats
+    return total, stats
 
 
 def sampled_mean(step: Transition, rollout: Rollout) -> torch.Tensor:
@@ -269,6 +275,7 @@ def _whole_group(sampler: RolloutSampler, group: PromptGroup, mine: Sequence[Rol
             torch.cat([r.latents_next for r in mine]),
             torch.cat([r.old_log_prob for r in mine]),
             torch.empty(0),
+            velocity=mine[0].velocity,
         )
     return sampler.transition_of(group)
 
