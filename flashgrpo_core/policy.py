@@ -15,6 +15,7 @@ from .errors import FlashGRPOError
 from .seeds import generator
 from .wan.context import share_context
 from .wan.lora import LoraPair, target_modules
+from .wan.recompute import checkpoint_blocks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,11 +64,12 @@ class WanPolicy:
         targets: `attention`, `ffn` or module-name endings.
         seed: seed of the LoRA's random half.
         gradient_checkpointing: recompute activations in the backward pass.
+        blocks_to_keep: with it, number of blocks, from the last, whose activations are kept.
         name: `high_noise` or `low_noise` for one of two experts, else empty.
         trained: False attaches no LoRA: an expert that only takes part in sampling.
 
     Raises:
-        FlashGRPOError: a target matches no module.
+        FlashGRPOError: a target matches no module, or more blocks to keep than there are.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class WanPolicy:
         targets: list[str] | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        blocks_to_keep: int = 0,
         name: str = "",
         trained: bool = True,
     ) -> None:
@@ -99,7 +102,7 @@ class WanPolicy:
         share_context(transformer)
         self.initialise(seed)
         if gradient_checkpointing:
-            transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+            checkpoint_blocks(transformer, blocks_to_keep)
 
     def _attach(self) -> None:
         """Put the LoRA on the target modules."""
@@ -271,7 +274,7 @@ class WanPolicy:
         else:
             if together:
                 both = torch.stack([context, negative])
-                out = self._forward(torch.cat([latents, latents]), timestep, both, image)
+                out = self._forward(torch.cat([latents] * 2), timestep, both, image, "both")
                 velocity, unguided = out.chunk(2)
             else:
                 velocity = self._forward(latents, timestep, context[None], image)

@@ -17,6 +17,7 @@ from .conditioning import StartImage, find_image
 from .control import Control
 from .experts import LOW, Policy
 from .groups import PromptGroup
+from .kept import KeptGraphs
 from .policy import WanPolicy
 from .schedule import TRAIN_STEPS, Schedule
 from .sde import Transition, log_prob, ode_transition, sde_transition, transition_mean
@@ -106,6 +107,8 @@ class Rollout:
         final: latents of the finished videos, `[n, C, T, H, W]`.
         later: the transitions of further stochastic steps, each with `group` at that step; empty
             with Flash-GRPO.
+        velocity: velocity at the SDE step, shaped as `latents`, with its graph; None when that was
+            not kept.
     """
 
     group: PromptGroup
@@ -115,6 +118,7 @@ class Rollout:
     old_log_prob: torch.Tensor
     final: torch.Tensor
     later: list[Rollout] = field(default_factory=list)
+    velocity: torch.Tensor | None = None
 
 
 def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple[int, range]]:
@@ -239,6 +243,8 @@ class RolloutSampler:
         negative: embedding of the negative prompt, or None without guidance.
         control: the host; networks are brought as they are needed.
         images: path of a start image -> its encoding; None samples from text only.
+        keep_graph: GiB for the graphs of trained forwards, see `KeptGraphs`. Only for networks that
+            stay where they are and whose weights do not change until the update.
     """
 
     def __init__(
@@ -250,8 +256,10 @@ class RolloutSampler:
         negative: torch.Tensor | None,
         control: Control | None = None,
         images: Callable[[str], StartImage] | None = None,
+        keep_graph: float = 0.0,
     ) -> None:
         self.policy = policy
+        self.kept = KeptGraphs(policy, keep_graph)
         self.schedule = schedule
         self.settings = settings
         self.context = context if callable(context) else context.__getitem__
@@ -368,15 +376,20 @@ class RolloutSampler:
             batched=self.settings.batches(len(latents)),
         )
 
+    def _trained_velocity(self, group: PromptGroup, latents: torch.Tensor) -> torch.Tensor:
+        """`velocity`, with its graph if that is kept."""
+        kind = (self.expert(group).name, len(latents), self.guidance_of(group) != 1.0)
+        return self.kept.forward(kind, lambda: self.velocity(group, latents))
+
     def _prefix_of(self, group: PromptGroup, samples: range) -> tuple[torch.Tensor, torch.Tensor]:
         """Latents before the SDE step and the velocity there, from the cache when shared."""
         if not self.settings.shares(group):
             latents = self.start(group, samples)
-            return latents, self.velocity(group, latents)
+            return latents, self._trained_velocity(group, latents)
         # The whole group is the key: its id is the same again in the next iteration.
         if self._prefix is None or self._prefix[0] != group:
             latents = self.start(group, samples)
-            self._prefix = (group, latents, self.velocity(group, latents))
+            self._prefix = (group, latents, self._trained_velocity(group, latents))
         return self._prefix[1], self._prefix[2]
 
     @torch.no_grad()
@@ -407,7 +420,13 @@ class RolloutSampler:
         else:
             old_log_prob = torch.zeros(len(samples))
         return Rollout(
-            group, samples, latents.cpu(), latents_next.cpu(), old_log_prob.cpu(), torch.empty(0)
+            group,
+            samples,
+            latents.cpu(),
+            latents_next.cpu(),
+            old_log_prob.cpu(),
+            torch.empty(0),
+            velocity=velocity if velocity.requires_grad else None,
         )
 
     def sample(self, group: PromptGroup, samples: range) -> Rollout:
@@ -460,7 +479,8 @@ class RolloutSampler:
             latents = self._integrate(group, latents, done, step)
             here = group.at(step)
             seeds = [step_seed(group, i, step) for i in range(group.size)]
-            record = self._record(here, samples, latents, self.velocity(here, latents), seeds)
+            velocity = self._trained_velocity(here, latents)
+            record = self._record(here, samples, latents, velocity, seeds)
             rollout.later.append(record)
             latents, done = record.latents_next, step + 1
         return rollout, latents, done

@@ -32,6 +32,7 @@ def update(
     used: np.ndarray | None = None,
     *,
     world: World | None = None,
+    window: tuple[int, int] = WINDOW,
     **loss: object,
 ) -> tuple[Gradient, GradientStats]:
     world = world or World()
@@ -46,7 +47,7 @@ def update(
         advantages,
         used,
         LossConfig(**loss),
-        WINDOW,
+        window,
         world=world,
     )
 
