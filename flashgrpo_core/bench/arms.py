@@ -104,6 +104,9 @@ LEARNING_RATES = (3e-4, 1e-3, 3e-3)
 #: First seed of the runs that choose a learning rate; those of the comparison count from 0.
 TUNING_SEED = 1000
 
+#: Steps of the ten that may be stochastic, for every arm: the first half.
+WINDOW = (0, 5)
+
 #: Held-out rewards that count as reached, fixed before any run of the comparison.
 LEVELS = (0.95, 0.97)
 
@@ -200,6 +203,7 @@ def cell_tables(cell: Cell, sizes: Sizes) -> Tables:
             "test_prompts": 0,
         },
         "rollout": dict(sizes.rollout),
+        "schedule": {"window": list(WINDOW)},
         "run": {
             "name": cell.name,
             "seed": cell.seed,
