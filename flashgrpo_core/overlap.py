@@ -25,7 +25,8 @@ from .errors import Cancelled
 from .rewards.batch import VideoBatch
 from .rewards.mix import Measured, RewardMix
 from .rollout import Rollout
-from .wan.vae import decode_latents
+from .scoring import whole_or_start
+from .wan.decode import decode_latents
 
 #: Decoded micro-batches that may wait for the scoring thread; memory is bounded by it.
 WAITING = 2
@@ -172,17 +173,20 @@ class ScoringThread:
 
 
 def decode(
-    vae: Any, rollout: Rollout, fps: float, decode_batch: int, control: Control
+    vae: Any, rollout: Rollout, fps: float, decode_batch: int, control: Control, frames: int
 ) -> VideoBatch:
-    """The videos of a rollout, decoded in the same parts as without overlap."""
+    """The first `frames` frames of a rollout's videos, decoded in the same parts as without overlap."""
     parts: list[np.ndarray] = []
-    for start in range(0, len(rollout.final), decode_batch):
-        control.check()
-        parts.append(decode_latents(vae, rollout.final[start : start + decode_batch]))
     n = len(rollout.samples)
     group = rollout.group
-    if rollout.samples[0] == 0:
-        control.preview(parts[0][0], group.prompt)
+    for start in range(0, n, decode_batch):
+        control.check()
+        shown = rollout.samples[start] == 0
+        latents = rollout.final[start : start + decode_batch]
+        videos = decode_latents(vae, whole_or_start(latents, frames, shown))
+        if shown:
+            control.preview(videos[0], group.prompt)
+        parts.append(videos[:, :frames])
     return VideoBatch(np.concatenate(parts), [group.prompt] * n, fps, [group.group_id] * n)
 
 

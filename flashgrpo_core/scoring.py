@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ from .groups import PromptGroup
 from .rewards.batch import VideoBatch
 from .rewards.mix import Measured, RewardMix
 from .rollout import Rollout
-from .wan.vae import decode_latents
+from .wan.decode import decode_latents
+from .wan.vae import TEMPORAL
 
 #: Receives (prompt, group id, sample index, video uint8 `[T, H, W, 3]`) of each decoded video.
 Keep = Callable[[str, str, int, np.ndarray], None]
@@ -53,21 +54,41 @@ def score_latents(
     decode_batch: int,
     control: Control,
     keep: Callable[[int, np.ndarray], None] | None = None,
+    kept: Collection[int] | None = None,
 ) -> Measured:
-    """Decode latents `[n, C, T, H, W]`, n at least 1, and measure each video on its own."""
+    """Decode latents `[n, C, T, H, W]`, n at least 1, and measure each video on its own.
+
+    Only the frames that the reward looks at are decoded, except of videos that go to `keep`: those
+    at the indices `kept`, by default all.
+    """
     pieces = []
+    if keep is None:
+        kept = ()
+    elif kept is None:
+        kept = range(len(latents))
+    frames = reward.frames_needed(TEMPORAL * (latents.shape[2] - 1) + 1)
     for start in range(0, len(latents), decode_batch):
         stop = min(start + decode_batch, len(latents))
         control.check()
         control.bring(vae)  # a reward model may have taken its place
-        videos = decode_latents(vae, latents[start:stop])  # [b, T, H, W, 3]
-        batch = VideoBatch(videos, list(prompts[start:stop]), fps, list(group_ids[start:stop]))
+        shown = [i for i in range(start, stop) if i in kept]
+        videos = decode_latents(vae, whole_or_start(latents[start:stop], frames, bool(shown)))
+        seen = videos[:, :frames]  # [b, frames, H, W, 3]
+        batch = VideoBatch(seen, list(prompts[start:stop]), fps, list(group_ids[start:stop]))
         pieces.append(reward.measure(batch, control))
         if keep is not None:
-            for i, video in enumerate(videos):
-                keep(start + i, video)
+            for i in shown:
+                keep(i, videos[i - start])
         control.tick(stop - start)
     return Measured.joined(pieces)
+
+
+def whole_or_start(latents: torch.Tensor, frames: int, whole: bool) -> torch.Tensor:
+    """Latents `[b, C, t, h, w]`, without those behind the first `frames` frames unless `whole`.
+
+    The VAE is causal in time, so what is left out changes no frame before it.
+    """
+    return latents if whole else latents[:, :, : -(-(frames - 1) // TEMPORAL) + 1]
 
 
 def score_rollouts(
@@ -125,6 +146,7 @@ def score_rollouts(
             decode_batch,
             control,
             hand_on,
+            None if keep is not None else [i for i in range(n) if rollout.samples[i] == 0],
         )
         pieces.append((rollout, piece))
     return gather_scores(groups, pieces, reward, world)

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .advantage import Advantages, check_masked, compute_advantages, faded_stds
@@ -240,13 +241,14 @@ class Trainer:
     ) -> tuple[list[Rollout], Scores]:
         """Both verbs at once: each micro-batch is scored in a thread while the next is sampled."""
         r, vae, timeline = self.config.rollout, self.networks.vae, Timeline()
+        frames = self.reward.frames_needed(r.frames)
         with ScoringThread(self.reward, timeline) as scoring:
 
             def hand_over(rollout: Rollout) -> None:
                 timeline.sampled()
                 self.control.bring(vae)
                 with timeline.span("decode"):
-                    batch = decode(vae, rollout, r.fps, r.decode_batch, self.control)
+                    batch = decode(vae, rollout, r.fps, r.decode_batch, self.control, frames)
                 with timeline.span("wait"):
                     scoring.put(batch, self.control)
                 self.control.bring(self.sampler.stages[-1][0].transformer)
@@ -332,7 +334,7 @@ class Trainer:
                 )
                 return first, norm
         if self.signals is not None and first is not None and first.sketches is not None:
-            rows = [row for row, some in enumerate(advantages.used.any(1)) if some]
+            rows = np.flatnonzero(advantages.used.any(axis=1)).tolist()
             self.signals.add([groups[row].sde_step for row in rows], first.sketches[rows])
         drift, clip = (first or GradientStats()).ratio_drift, self.config.loss.clip
         if drift > clip and self.config.loss.mask == "clip":

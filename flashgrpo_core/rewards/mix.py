@@ -18,6 +18,7 @@ import numpy as np
 from ..control import Control
 from ..errors import FlashGRPOError
 from .batch import VideoBatch
+from .options import FrameRule
 from .terms import Term, TermBuilder, is_group_wise
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,15 @@ class RewardMix:
     def feature_sizes(self) -> dict[str, int]:
         """Length of the feature vectors of each group-wise term, by label."""
         return {t.label: int(t.reward.feature_size) for t in self._terms if t.group_wise}
+
+    def frames_needed(self, total: int) -> int:
+        """How many leading frames of a video of `total` frames the rewards look at.
+
+        Those that score frames one by one have a `FrameRule` as `rule`, and look at its frames
+        only; all others are taken to look at the whole video.
+        """
+        rules = [getattr(reward, "rule", None) for reward in self.rewards]
+        return max(rule.needed(total) if isinstance(rule, FrameRule) else total for rule in rules)
 
     def check_prompts(self, prompts: Iterable[str]) -> None:
         """Ask the rewards that have `check_prompt(prompt)` whether they can score these prompts.

@@ -41,8 +41,16 @@ class FrameRule:
     every: int
 
     def pick(self, video: np.ndarray) -> np.ndarray:
-        """The frames `[T', H, W, 3]` to score: every n-th of `[T, H, W, 3]`, the first always."""
-        return video[:: self.every]
+        """The frames `[T', H, W, 3]` to score: every n-th of `[T, H, W, 3]`, the first always.
+
+        Of these only the one that counts, when the rule is `first` or `last`.
+        """
+        picked = video[:: self.every]
+        return {"first": picked[:1], "last": picked[-1:]}.get(self.how, picked)
+
+    def needed(self, total: int) -> int:
+        """How many leading frames of a video of `total` frames are looked at."""
+        return 1 if self.how == "first" else (total - 1) // self.every * self.every + 1
 
     def total(self, scores: np.ndarray) -> float:
         """The video's score from those of the picked frames, in their order."""
