@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,8 @@ def run_cells(
     waiting = [cell for cell in cells if read_cell(cell, folder, sizes) is None]
     total, running = len(waiting), {}  # type: int, dict[Cell, _Process]
     started = time.monotonic()
+    # A scheduler's or a shell's "please end" is a Ctrl-C: the runs must not stay behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -74,6 +77,7 @@ def run_cells(
     except KeyboardInterrupt:
         raise Cancelled from None
     finally:
+        signal.signal(signal.SIGTERM, before)
         for process in running.values():
             process.stop()
     records = [read_cell(cell, folder, sizes) for cell in cells]
