@@ -92,6 +92,25 @@ ARMS: dict[str, Arm] = {
             "As full trajectory, with one initial noise per group.",
             {"schedule": {"strategy": "full"}},
         ),
+        Arm(
+            "flash_adaptive",
+            "Flash, adaptive steps",
+            "As Flash with shared noise, steps drawn by their measured signal-to-noise ratio.",
+            {"schedule": {"adaptive": True}, "loss": {"freeze_std": True}},
+        ),
+        Arm(
+            "flash_cheap",
+            "Flash, short suffix",
+            "As Flash with shared noise, half of the steps after the stochastic one, second order: "
+            "an approximate reward.",
+            {"rollout": {"suffix_share": 0.5}},
+        ),
+        Arm(
+            "nft",
+            "DiffusionNFT",
+            "No stochastic step; the velocity is regressed on the noised videos.",
+            {"loss": {"algorithm": "nft"}, "rollout": _INDEPENDENT},
+        ),
     )
 }
 
@@ -202,7 +221,8 @@ def cell_tables(cell: Cell, sizes: Sizes) -> Tables:
             "seeds": sizes.prompt_seeds,
             "test_prompts": 0,
         },
-        "rollout": dict(sizes.rollout),
+        # A training forward and backward counts as 3, so none is saved by a kept graph.
+        "rollout": {"keep_graph": 0.0, **dict(sizes.rollout)},
         "schedule": {"window": list(WINDOW)},
         "run": {
             "name": cell.name,

@@ -138,6 +138,9 @@ def test_arms_differ_only_in_what_they_say() -> None:
         ("schedule", "train_steps"),
         ("loss", "rectification"),
         ("loss", "algorithm"),
+        ("loss", "freeze_std"),
+        ("rollout", "suffix_share"),
+        ("schedule", "adaptive"),
         ("run", "iterations"),
         ("run", "name"),
         ("eval", "every"),
@@ -160,6 +163,7 @@ def test_runs_are_as_long_as_their_budget() -> None:
         "window": 480 + 3 * 2 * 48,
         "full": 480 + 3 * 5 * 48,
         "full_shared": 6 * (1 + 8 * 9) + 3 * 6 * (1 + 4 * 8),
+        "nft": 480 + 3 * 2 * 48,
     }
     for arm, forwards in expected.items():
         config = cell_config(Cell(arm, 1e-3, 0), "", Sizes(), 24_000)
