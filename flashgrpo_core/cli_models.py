@@ -46,10 +46,10 @@ from .runs.events import read_events
 from .runs.folder import RunFolder
 from .seeds import derive_seed
 from .video import write_mp4
+from .wan.decode import decode_latents
 from .wan.lora import read_lora
 from .wan.lora_origin import expert_of
 from .wan.text import cached_embeddings
-from .wan.vae import decode_latents
 
 
 def sample(args: Namespace) -> Answer:

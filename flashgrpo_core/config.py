@@ -56,6 +56,8 @@ class ModelConfig:
     boundary: float = option(0.0, "Sigma at which the low-noise expert takes over; 0 = 0.875 for text-to-video, 0.9 for image-to-video.", low=0.0, high=1.0)
     continue_from_low: str = option("", "Like continue_from, for the low-noise expert.")
     clip_vision: str = option("", "CLIP vision .safetensors file, which Wan 2.1 image-to-video needs: clip_vision_h.safetensors.")
+    blocks_to_keep: int = option(0, "With gradient_checkpointing, transformer blocks, from the last, whose activations are kept and not recomputed: less time, more memory.", low=0, high=200, identity=False)
+    vae_tile: int = option(0, "Side in pixels of the overlapping tiles that the VAE decodes one by one, a multiple of 64; 0 = whole frames, which is exact. Try 256 when decoding runs out of memory.", low=0, high=4096)
 
 
 @dataclass
@@ -155,6 +157,7 @@ class OptimConfig:
     max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.", low=0.0, high=1e6)
     updates_per_rollout: int = option(1, "Optimizer steps per rollout batch; above 1 the later ones are off-policy.", low=1, high=64)
     ema_decay: float = option(0.9, "Decay of the exponential moving average of the LoRA, per optimizer step; 0 = off.", low=0.0, high=0.99999)
+    kind: str = option("adamw", "adamw, or adamw8bit, which keeps AdamW's moments in 8 bits (a quarter of their memory, which matters for large ranks); it comes with pip install 'flashgrpo[adamw8bit]'.", choices=("adamw", "adamw8bit"))
 
 
 @dataclass

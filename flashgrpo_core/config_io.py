@@ -216,6 +216,10 @@ def validate(config: Config) -> None:
     """
     check_run_name(config.run.name)
     check_size(config.rollout.width, config.rollout.height, config.rollout.frames)
+    if config.model.vae_tile % 64:
+        raise FlashGRPOError(
+            f"model.vae_tile = {config.model.vae_tile} is no multiple of 64: use 256, or 0 for off"
+        )
     steps, window = config.schedule.steps, config.schedule.window
     if window and (len(window) != 2 or not 0 <= window[0] < window[1] <= steps - 1):
         raise FlashGRPOError(

@@ -17,6 +17,7 @@ from .experts import HIGH, LOW, Policy, TwoExperts
 from .files import open_tensors
 from .policy import WanPolicy, policy_weights
 from .seeds import derive_seed
+from .wan.decode import use_tiles
 from .wan.detect import WanSpec, detect_transformer
 from .wan.lora import merge_lora, read_lora
 from .wan.lora_origin import check_origin, expert_hint, expert_of
@@ -82,7 +83,7 @@ def load_networks(
     place = place or device
     dtype = pick_dtype(model.dtype, spec.weight_dtype, device)
     check_loras(config, spec)
-    storage = _storage(model.storage, spec, device)
+    storage = resting_storage(model.storage, spec, device)
     policy: Policy
     if not model.transformer_low:
         policy = _load_expert(config, model.transformer, "", dtype, place, storage)
@@ -96,6 +97,7 @@ def load_networks(
         policy = TwoExperts(high, low, expert_boundary(config))
     vae_dtype = torch.float32 if device.type == "cpu" else dtype
     vae = load_vae(model.vae, vae_dtype, place)
+    use_tiles(vae, model.vae_tile)
     if vae.config.z_dim != spec.out_channels:
         raise FlashGRPOError(
             f"model.vae has {vae.config.z_dim} latent channels, the {spec.family} model "
@@ -128,6 +130,7 @@ def _load_expert(
         targets=model.lora_targets,
         seed=derive_seed(seed, LOW) if name == LOW else seed,
         gradient_checkpointing=model.gradient_checkpointing,
+        blocks_to_keep=model.blocks_to_keep,
         name=name,
         trained=name in trained_experts(config),
     )
@@ -137,7 +140,7 @@ def _load_expert(
     return policy
 
 
-def _storage(wanted: str, spec: WanSpec, device: torch.device) -> str:
+def resting_storage(wanted: str, spec: WanSpec, device: torch.device) -> str:
     """`auto` keeps the weights of fp8 files in 8 bits on a GPU."""
     if wanted != "auto":
         return wanted

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from .adam import Adam
 from .config import LossConfig, OptimConfig
 from .control import Control
 from .distributed import World
@@ -296,14 +297,7 @@ class PolicyOptimizer:
         self.max_grad_norm = config.max_grad_norm or 0.003 * math.sqrt(2.1e6 / latent_elements)
         self.step_count = 0
         self.parameters = policy.parameters()
-        self.adam = torch.optim.AdamW(
-            list(self.parameters.values()),
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            foreach=False,
-        )
+        self.adam = Adam(self.parameters, config)
         self.ema = policy.snapshot()
 
     def learning_rate(self, step: int) -> float:
@@ -326,16 +320,8 @@ class PolicyOptimizer:
             return norm
         scale = self._clip_factors(gradient)
         self.step_count += 1
-        for group in self.adam.param_groups:
-            group["lr"] = self.learning_rate(self.step_count)
-        for name, parameter in self.parameters.items():
-            # A host may have moved the network since the moments were made or restored.
-            for key, value in self.adam.state.get(parameter, {}).items():
-                if torch.is_tensor(value) and value.dim() > 0 and value.device != parameter.device:
-                    self.adam.state[parameter][key] = value.to(parameter.device)
-            parameter.grad = (gradient[name] * scale[name]).to(parameter.device, parameter.dtype)
-        self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+        scaled = {name: g * scale[name] for name, g in gradient.items()}
+        self.adam.step(scaled, self.learning_rate(self.step_count))
         decay = self.config.ema_decay
         for name, parameter in self.parameters.items():
             self.ema[name].lerp_(parameter.detach().to("cpu"), 1.0 - decay)
@@ -356,24 +342,9 @@ class PolicyOptimizer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Adam's moments as named tensors (CPU copies); the step count is kept beside them."""
-        tensors = {}
-        for name, parameter in self.parameters.items():
-            for key, value in self.adam.state.get(parameter, {}).items():
-                if torch.is_tensor(value) and value.dim() > 0:
-                    tensors[f"{name}.{key}"] = value.detach().to("cpu", copy=True)
-        return tensors
+        return self.adam.moments()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], step_count: int) -> None:
         """Restore `state` and the number of steps taken."""
+        self.adam.restore(tensors, step_count)
         self.step_count = step_count
-        self.adam.state.clear()
-        if step_count == 0:
-            return
-        for name, parameter in self.parameters.items():
-            self.adam.state[parameter] = {
-                "step": torch.tensor(float(step_count)),
-                **{
-                    key: tensors[f"{name}.{key}"].to(parameter.device, copy=True)
-                    for key in ("exp_avg", "exp_avg_sq")
-                },
-            }

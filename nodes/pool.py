@@ -20,6 +20,8 @@ from ..flashgrpo_core.config_io import build_config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.networks import continue_policy
 from ..flashgrpo_core.rewards.mix import RewardMix
+from ..flashgrpo_core.wan.decode import use_tiles
+from ..flashgrpo_core.wan.recompute import checkpoint_blocks
 from . import host
 from .progress import HostControl
 from .values import ModelFiles, Policy
@@ -53,6 +55,8 @@ def networks(
     tokens: int = 0,
     storage: str = "auto",
     blocks_to_swap: int = 0,
+    blocks_to_keep: int = 0,
+    vae_tile: int = 0,
 ) -> Networks:
     """The networks of some model files, loaded unless they are the ones in memory.
 
@@ -63,6 +67,8 @@ def networks(
         tokens: latent tokens that go through the transformer together.
         storage: how the weights of the blocks rest.
         blocks_to_swap: number of blocks that rest in host memory.
+        blocks_to_keep: with checkpointing, number of blocks that keep their activations.
+        vae_tile: side in pixels of the tiles that the VAE decodes one by one; 0 = whole frames.
 
     Raises:
         FlashGRPOError: a file is missing, broken or of another model family.
@@ -90,9 +96,10 @@ def networks(
     for transformer in _held.networks.transformers:
         network: Any = transformer
         if checkpointing:
-            network.enable_gradient_checkpointing()
+            checkpoint_blocks(network, blocks_to_keep)
         else:
             network.disable_gradient_checkpointing()
+    use_tiles(_held.networks.vae, vae_tile)
     return _held.networks
 
 
@@ -120,6 +127,8 @@ def options(config: Config) -> dict[str, Any]:
         "alone": config.model.offload,
         "storage": config.model.storage,
         "blocks_to_swap": config.model.blocks_to_swap,
+        "blocks_to_keep": config.model.blocks_to_keep,
+        "vae_tile": config.model.vae_tile,
         "tokens": (r.width // 16) * (r.height // 16) * ((r.frames - 1) // 4 + 1) * r.micro_batch,
     }
 

@@ -21,7 +21,7 @@ from ..flashgrpo_core.forwards import rollout_forwards
 from ..flashgrpo_core.prompts import Prompt
 from ..flashgrpo_core.rollout import Rollout, RolloutSampler, sample_shares
 from ..flashgrpo_core.video import write_mp4
-from ..flashgrpo_core.wan.vae import decode_latents
+from ..flashgrpo_core.wan.decode import decode_latents
 from . import host, pictures, pool
 from .embeddings import cache_folder, embed
 from .pictures import to_image

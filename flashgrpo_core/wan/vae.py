@@ -1,4 +1,4 @@
-"""The Wan VAE: load it strictly, turn uint8 videos into normalised latents and back."""
+"""The Wan VAE: load it strictly, and turn uint8 videos into normalised latents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 
-from ..errors import FlashGRPOError, NotFinite
+from ..errors import FlashGRPOError
 from ..files import TensorFile, open_tensors
 from .detect import kind_of
 from .weights import Weights, component_folder, fill, finish, name_map
@@ -250,7 +250,10 @@ def _statistics(folder: Path, z_dim: int) -> dict[str, list[float]]:
     )
 
 
-def _mean_std(vae: AutoencoderKLWan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def latent_statistics(
+    vae: AutoencoderKLWan, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of the latents per channel, fp32 `[1, C, 1, 1, 1]`."""
     shape = (1, vae.config.z_dim, 1, 1, 1)
     mean = torch.tensor(vae.config.latents_mean, dtype=torch.float32, device=device)
     std = torch.tensor(vae.config.latents_std, dtype=torch.float32, device=device)
@@ -291,40 +294,5 @@ def encode_pixels(vae: AutoencoderKLWan, pixels: torch.Tensor) -> torch.Tensor:
     """Normalised latents as by `encode_video`, of pixels `[B, 3, T, H, W]` in [-1, 1]."""
     parameter = next(vae.parameters())
     z = vae.encode(pixels.to(parameter.device, parameter.dtype)).latent_dist.mode().float()
-    mean, std = _mean_std(vae, z.device)
+    mean, std = latent_statistics(vae, z.device)
     return (z - mean) / std
-
-
-@torch.no_grad()
-def decode_latents(vae: AutoencoderKLWan, latents: torch.Tensor) -> np.ndarray:
-    """Videos of normalised latents.
-
-    Args:
-        vae: from `load_vae`.
-        latents: normalised, `[B, C, t, h, w]`, any float dtype and device.
-
-    Returns:
-        uint8 `[B, 4 (t - 1) + 1, 8 h, 8 w, 3]`, `clamp((x + 1) / 2, 0, 1) * 255` rounded.
-
-    Raises:
-        FlashGRPOError: wrong number of channels, or the result is not finite (`NotFinite` when the
-            latents are not).
-    """
-    if latents.ndim != 5 or latents.shape[1] != vae.config.z_dim:
-        raise FlashGRPOError(
-            f"latents {list(latents.shape)} do not fit a VAE with {vae.config.z_dim} channels; "
-            "use the VAE that belongs to the model (Wan 2.1: 16, Wan 2.2 5B: 48 channels)"
-        )
-    parameter = next(vae.parameters())
-    z = latents.to(parameter.device, torch.float32)
-    if not bool(torch.isfinite(z).all()):
-        raise NotFinite("the transformer's latents hold NaN")
-    mean, std = _mean_std(vae, z.device)
-    pixels = vae.decode((z * std + mean).to(parameter.dtype)).sample.float()  # [B, 3, T, H, W]
-    if not bool(torch.isfinite(pixels).all()):
-        raise FlashGRPOError(
-            f"the decoded video holds NaN although its latents do not: the VAE runs in "
-            f"{str(parameter.dtype).removeprefix('torch.')}, use fp32 or bf16, or get its file again"
-        )
-    pixels = ((pixels + 1.0) / 2.0).clamp_(0.0, 1.0).mul_(255.0).round_().to(torch.uint8)
-    return pixels.permute(0, 2, 3, 4, 1).contiguous().cpu().numpy()

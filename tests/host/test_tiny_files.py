@@ -185,7 +185,8 @@ report(velocity_difference=distance(policy_velocity(), stock), velocity_size=siz
 """
 
 _VAE = """
-from flashgrpo_core.wan.vae import decode_latents, encode_video, load_vae
+from flashgrpo_core.wan.decode import decode_latents
+from flashgrpo_core.wan.vae import encode_video, load_vae
 
 corners = np.random.default_rng(3).uniform(0, 255, (1, 9, 4, 4, 3))
 video = corners.repeat(16, 2).repeat(16, 3).astype(np.uint8)  # [B, T, H, W, 3]

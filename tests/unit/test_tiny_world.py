@@ -14,9 +14,10 @@ from flashgrpo_core import tiny_world
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.rewards.batch import VideoBatch
 from flashgrpo_core.rewards.tiny_world import TinyWorldReward
+from flashgrpo_core.wan.decode import decode_latents
 from flashgrpo_core.wan.text import load_text_encoder
 from flashgrpo_core.wan.transformer import load_transformer
-from flashgrpo_core.wan.vae import decode_latents, encode_video, load_vae
+from flashgrpo_core.wan.vae import encode_video, load_vae
 
 ASSETS = Path(flashgrpo_core.__file__).parent / "assets" / "tiny_wan"
 T2V = ASSETS / "tiny_wan_t2v.safetensors"

@@ -13,8 +13,10 @@ from flashgrpo_core.files import save_tensors
 from flashgrpo_core.policy import WanPolicy
 from flashgrpo_core.wan import names
 from flashgrpo_core.wan.lora import LoraPair, merge_lora
+from flashgrpo_core.wan.recompute import checkpoint_blocks
 from flashgrpo_core.wan.storage import StoredLinear, quantise, resident_bytes
 from flashgrpo_core.wan.transformer import load_transformer
+from tests.unit._memory import peak_bytes
 
 LINEARS = 2 * 10  # two blocks with four projections in each attention and two layers of the ffn
 
@@ -200,3 +202,65 @@ def test_swapped_weights_take_no_room_on_the_device(
     expected = sum(m.weight.nbytes for m in linears)
     assert resident_bytes(whole) >= sum(t.nbytes for t in whole.state_dict().values())
     assert resident_bytes(whole) - resident_bytes(half) == expected > 0
+
+
+def test_kept_blocks_give_the_same_gradient_and_peak_between_off_and_full() -> None:
+    """Recomputing all blocks, half of them, or none: one gradient, and memory in that order."""
+    torch.manual_seed(0)
+    transformer = WanTransformer3DModel(
+        num_attention_heads=1, attention_head_dim=128, text_dim=32, ffn_dim=256, num_layers=6
+    )
+    policy = WanPolicy(transformer, rank=4, targets=["attention", "ffn"])
+    with torch.no_grad():
+        for name, parameter in policy.parameters().items():
+            if name.endswith("lora_B"):
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(3))
+    draw = torch.Generator().manual_seed(1)
+    x, text = torch.randn(1, 16, 3, 16, 16, generator=draw), torch.randn(7, 32, generator=draw)
+
+    def backward() -> dict[str, torch.Tensor]:
+        policy.velocity(x, 700.0, text).square().sum().backward()
+        found = {name: p.grad for name, p in policy.parameters().items()}
+        for parameter in policy.parameters().values():
+            parameter.grad = None
+        return found
+
+    gradients: dict[str, dict[str, torch.Tensor]] = {}
+    peaks = {}
+    for case, keep in (("off", None), ("half", 3), ("full", 0)):
+        if keep is None:
+            transformer.disable_gradient_checkpointing()
+        else:
+            checkpoint_blocks(transformer, keep)
+        gradients[case] = backward()
+        peaks[case] = peak_bytes(backward)
+    assert len(gradients["off"]) == 6 * LINEARS
+    for name, wanted in gradients["off"].items():
+        for case in ("half", "full"):
+            assert float((gradients[case][name] - wanted).norm()) <= 1e-5 * float(wanted.norm())
+    assert peaks["full"] <= 0.75 * peaks["half"]
+    assert peaks["half"] <= 0.75 * peaks["off"]
+    with pytest.raises(FlashGRPOError, match="blocks_to_keep = 7, but this model has 6 blocks"):
+        checkpoint_blocks(transformer, 7)
+
+
+def test_swapped_and_stored_weights_lower_the_peak(base: WanTransformer3DModel, tmp_path) -> None:
+    """The weights themselves: what is loaded, and the most that lives during forward and backward."""
+    path = file_of(base, tmp_path / "w.safetensors", "fp8_scaled")
+    rests, works = {}, {}
+    for storage in ("full", "fp8"):
+        model, _ = load_transformer(path, torch.float32, storage=storage)
+        rests[storage] = resident_bytes(model)
+        policy = WanPolicy(model, rank=4, gradient_checkpointing=True)
+        works[storage] = peak_bytes(lambda p=policy: gradient_norm(p))
+    linears = sum(layer.weight.numel() for layer in stored(model))
+    assert rests["full"] - rests["fp8"] >= 2.9 * linears  # 4 bytes against 1, and the scales
+    # At work one layer at a time is dequantised: never as much as the blocks' weights in fp32.
+    assert works["fp8"] - works["full"] <= 4 * linears / 4
+
+
+def gradient_norm(policy: WanPolicy) -> float:
+    draw = torch.Generator().manual_seed(1)
+    x, text = torch.randn(1, 16, 2, 8, 8, generator=draw), torch.randn(7, 32, generator=draw)
+    policy.velocity(x, 700.0, text).square().sum().backward()
+    return float(sum(p.grad.square().sum() for p in policy.parameters().values()))

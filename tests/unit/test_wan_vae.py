@@ -13,8 +13,9 @@ from diffusers import AutoencoderKLWan
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.files import save_tensors
 from flashgrpo_core.wan import vae as wan_vae
+from flashgrpo_core.wan.decode import decode_latents, to_bytes
 from flashgrpo_core.wan.lora import describe
-from flashgrpo_core.wan.vae import decode_latents, encode_video, load_vae
+from flashgrpo_core.wan.vae import encode_video, load_vae
 
 KINDS = {
     "2.1": {"base_dim": 4},
@@ -179,31 +180,18 @@ def test_published_statistics() -> None:
     assert abs(sum(wan_vae.MEAN_22) - -0.6294) < 0.5
 
 
-class Constant:
-    """A VAE whose decoder returns chosen pixels, to see the conversion to bytes alone."""
-
-    def __init__(self, pixels: torch.Tensor) -> None:
-        self.config = build("2.1").config
-        self.pixels = pixels
-
-    def parameters(self):
-        return iter([torch.zeros(1)])
-
-    def decode(self, z: torch.Tensor):
-        return type("Output", (), {"sample": self.pixels})
-
-
 def test_pixels_are_clamped_and_rounded() -> None:
     values = torch.tensor([-9.0, -1.0, -0.5, 0.0, 0.003, 0.005, 0.99, 1.0, 9.0])
     pixels = values.reshape(1, 1, 1, 1, -1).expand(1, 3, 1, 1, -1)
-    decoded = decode_latents(Constant(pixels), torch.zeros(1, 16, 1, 1, 1))
+    decoded = to_bytes(pixels)
     assert decoded[0, 0, 0, :, 0].tolist() == [0, 0, 64, 128, 128, 128, 254, 255, 255]
 
 
 def test_nan_is_an_error_that_names_the_remedy() -> None:
-    broken = Constant(torch.full((1, 3, 1, 8, 8), float("nan")))
+    broken = build("2.1")
+    broken.decoder.conv_out.bias.data[0] = float("nan")
     with pytest.raises(FlashGRPOError, match="NaN.*float32, use fp32 or bf16"):
-        decode_latents(broken, torch.zeros(1, 16, 1, 1, 1))
+        decode_latents(broken, torch.zeros(1, 16, 1, 4, 4))
 
 
 def test_shapes_that_do_not_fit() -> None:
