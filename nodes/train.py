@@ -63,6 +63,11 @@ ADVANCED: dict[str, tuple[str, str, float | None, bool]] = {
     "keep": ("run", "keep", None, True),
     "gradient_checkpointing": ("model", "gradient_checkpointing", None, True),
 }
+#: The same, of later versions: they stand behind the others and are optional, so that graphs that
+#: were saved before stay valid.
+ADDED: dict[str, tuple[str, str, float | None, bool]] = {
+    "suffix_share": ("rollout", "suffix_share", 0.05, True),
+}
 
 
 class Train(host.ComfyNode):
@@ -202,6 +207,7 @@ class TrainAdvanced(host.ComfyNode):
                 advanced(_window("window_first", "First sampling step that may be stochastic")),
                 advanced(_window("window_end", "Step behind the last that may be stochastic")),
                 *(advanced(_widget(name)) for name in ADVANCED if ADVANCED[name][3]),
+                *(advanced(_widget(name)) for name in ADDED),
             ],
             outputs=[AdvancedType.Output(display_name="advanced")],
         )
@@ -211,14 +217,14 @@ class TrainAdvanced(host.ComfyNode):
         """Keep what was set."""
         tables: Tables = {"schedule": {"window": [window_first, window_end]}}
         for name, value in values.items():
-            table, key, _, _ = ADVANCED[name]
+            table, key, _, _ = (ADVANCED | ADDED)[name]
             tables.setdefault(table, {}).update(chosen(table, key, value))
         return io.NodeOutput(Advanced(tables))
 
 
 def _widget(name: str) -> Any:
-    table, key, step, _ = ADVANCED[name]
-    return setting(table, key, name=name, auto=-1, step=step)
+    table, key, step, _ = (ADVANCED | ADDED)[name]
+    return setting(table, key, name=name, auto=-1, step=step, optional=name in ADDED)
 
 
 def _window(name: str, tip: str) -> object:

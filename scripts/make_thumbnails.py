@@ -6,10 +6,12 @@ the picture is what a person sees then. Takes about ten minutes. Not determinist
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 for place in ("scripts", "tests/host", "tests/browser"):
@@ -18,11 +20,12 @@ sys.path.insert(0, str(ROOT))
 
 import workflow_pages  # noqa: E402
 from archive import install_pack  # noqa: E402
-from fetch import FRONTEND_NEW, frontend  # noqa: E402
+from fetch import FRONTEND_NEW, comfy_tree, frontend  # noqa: E402
 from frontend import Frontend, launch  # noqa: E402
 from harness import BASE_NAME, PACK_FOLDER, ComfyServer  # noqa: E402
 from PIL import Image  # noqa: E402
 from playwright.sync_api import sync_playwright  # noqa: E402
+from workflow_family import START_IMAGE  # noqa: E402
 from workflow_view import WorkflowView  # noqa: E402
 
 RUN = ("01_tiny_demo", "02_step_by_step", "04b_use_lora_tiny")
@@ -35,11 +38,11 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp())
     install_pack(folder / BASE_NAME / "custom_nodes" / PACK_FOLDER)
     server = ComfyServer(folder, frontend_root=frontend(FRONTEND_NEW))
-    for model in (workflow_pages.WAN, workflow_pages.UMT5, workflow_pages.VAE):
-        # Only the names matter: nothing is loaded, and nothing is marked as missing.
-        (server.models / model["directory"] / model["name"]).touch()
-    (server.models / "loras" / "flashgrpo").mkdir()
-    (server.models / "loras" / workflow_pages.WAN_LORA).touch()
+    shutil.copyfile(comfy_tree() / "input" / START_IMAGE, server.input / START_IMAGE)
+    for path in (ROOT / "workflows").glob("*.json"):
+        if path.stem in RUN:
+            continue  # these make or embed their files
+        name_files(server, json.loads(path.read_text(encoding="utf-8")))
     server.start(timeout=600)
     try:
         with sync_playwright() as playwright:
@@ -52,6 +55,17 @@ def main() -> None:
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def name_files(server: ComfyServer, workflow: dict[str, Any]) -> None:
+    """Empty files under the names that a workflow asks for: it is opened, and nothing is missing."""
+    for node in workflow["nodes"]:
+        for model in node["properties"].get("models", []):
+            (server.models / model["directory"] / model["name"]).touch()
+        if node["type"] == "LoraLoaderModelOnly":
+            lora = server.models / "loras" / node["widgets_values"][0]
+            lora.parent.mkdir(exist_ok=True)
+            lora.touch()
 
 
 def picture(view: WorkflowView, name: str, shot: Path) -> None:

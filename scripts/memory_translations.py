@@ -1,8 +1,13 @@
-"""Korean and Chinese texts of the settings that save memory."""
+"""Korean and Chinese texts of the settings that save memory and time."""
 
 from __future__ import annotations
 
 TEXTS: dict[str, tuple[str, str]] = {
+    "suffix share": ("나머지 단계 비율", "后段步数比例"),
+    "Share of the steps after the stochastic one that is taken; below 1 a second-order solver takes them (DPM-Solver++ 2M): cheaper videos, an approximate reward, an unchanged gradient.": (
+        "확률적 단계 이후의 단계 중 실제로 밟는 비율입니다. 1보다 작으면 2차 해법(DPM-Solver++ 2M)이 대신합니다. 비디오는 싸지고 보상은 근사치가 되며 기울기는 그대로입니다.",
+        "随机步之后实际执行的步数比例；小于 1 时由二阶求解器（DPM-Solver++ 2M）执行：视频更便宜，奖励为近似值，梯度不变。",
+    ),
     "storage": ("가중치 저장 방식", "权重存储"),
     "blocks to swap": ("교체할 블록", "换出的块数"),
     "How the weights of the blocks rest: fp8 keeps them in 8 bits (rounding 16-bit files row by row), full in the compute type; auto keeps fp8 files as they are on a GPU.": (

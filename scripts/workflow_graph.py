@@ -100,11 +100,11 @@ def choices(type_: Any, options: dict[str, Any]) -> list[Any] | None:
     return options.get("options") if type_ == "COMBO" else None
 
 
-def has_control(name: str, type_: Any, options: dict[str, Any]) -> bool:
-    """Whether the frontend puts a "control after generate" widget behind this one."""
-    if type_ != "INT":
-        return False
-    return bool(options.get("control_after_generate", name in ("seed", "noise_seed")))
+def companions(name: str, type_: Any, options: dict[str, Any]) -> list[str]:
+    """Values of the widgets that the frontend itself puts behind this one."""
+    if type_ == "INT" and options.get("control_after_generate", name in ("seed", "noise_seed")):
+        return ["fixed"]
+    return ["image"] if options.get("image_upload") else []
 
 
 class Graph:
@@ -177,9 +177,9 @@ class Graph:
                 sockets.append(socket)
                 continue
             widgets.append(self._value(type_, name, kind, options, value, listed))
-            if has_control(name, kind, options):
-                widgets.append("fixed")
-                shown += 1
+            more = companions(name, kind, options)
+            widgets += more
+            shown += len(more)
             if options.get("multiline"):
                 texts += 1
             elif options.get("advanced"):

@@ -1,64 +1,48 @@
-"""The five workflows that come with the pack: nodes, places, titles and notes."""
+"""The workflows that come with the pack: nodes, places, titles and notes of 01 to 04."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+import workflow_family
+from workflow_graph import Graph, Info, Node
+from workflow_parts import (
+    BLUE,
+    GREEN,
+    GREY,
+    NEGATIVE,
+    PURPLE,
+    SMALL,
+    STARTER_PROMPTS,
+    TINY,
+    TINY_PRESET,
+    TINY_PROMPTS,
+    UMT5,
+    VAE,
+    cost,
+    decode_and_save,
+    encode_texts,
+    load_clip,
+    load_model,
+    load_vae,
+    lora_and_shift,
+    model_file,
+    output,
+    sample,
+    video_settings,
+)
 
-from workflow_graph import Graph, Info, Node  # noqa: E402
+from flashgrpo_core.embedded import demo_tables
 
-from flashgrpo_core.build import plan  # noqa: E402
-from flashgrpo_core.config import Config  # noqa: E402
-from flashgrpo_core.embedded import demo_tables  # noqa: E402
+STOCK_NODES = workflow_family.STOCK_NODES
 
-STOCK_NODES = {
-    "UNETLoader",
-    "CLIPLoader",
-    "VAELoader",
-    "LoraLoaderModelOnly",
-    "ModelSamplingSD3",
-    "CLIPTextEncode",
-    "EmptyHunyuanLatentVideo",
-    "KSampler",
-    "VAEDecode",
-    "CreateVideo",
-    "SaveVideo",
-}
-
-# What the pack's lists call the embedded files and prompts.
-TINY = "tiny (embedded)"
-TINY_PRESET = "tiny Wan, any computer"
-TINY_PROMPTS = "tiny world (embedded)"
-STARTER_PROMPTS = "starter prompts (embedded)"
-WAN_PRESET = "Wan 2.1 1.3B, 24 GB, 416x240"
-
-# The same seed of the tiny demo's run and of the video that shows its LoRA.
+# The same name for the tiny demo's run and for the LoRA that 04b loads.
 TINY_RUN = "tiny_demo"
 TINY_LORA = f"flashgrpo/{TINY_RUN}.safetensors"
+WAN_PRESET = "Wan 2.1 1.3B, 24 GB, 416x240"
 WAN_RUN = "wan21_1.3b"
 WAN_LORA = f"flashgrpo/{WAN_RUN}.safetensors"
-
-_REPACKAGED = "https://huggingface.co/Comfy-Org/Wan_2.1_ComfyUI_repackaged/resolve/main/split_files"
-
-
-def _file(folder: str, name: str) -> dict[str, str]:
-    return {"name": name, "url": f"{_REPACKAGED}/{folder}/{name}", "directory": folder}
-
-
-WAN = _file("diffusion_models", "wan2.1_t2v_1.3B_bf16.safetensors")
-UMT5 = _file("text_encoders", "umt5_xxl_fp8_e4m3fn_scaled.safetensors")
-VAE = _file("vae", "wan_2.1_vae.safetensors")
-
-BLUE, GREEN, PURPLE, GREY = "#3f789e", "#4a7c59", "#6b5b95", "#5a5a5a"
-
-#: Seconds of one transformer forward of Wan 1.3B at 416x240x33 on an RTX 4090: 11 TFLOP at the
-#: 60 to 120 TFLOP/s that such a card reaches with attention.
-FORWARD_SECONDS = 0.2
+WAN = model_file("diffusion_models", "wan2.1_t2v_1.3B_bf16.safetensors")
 WAN_ITERATIONS = 60
 
 
@@ -79,7 +63,7 @@ def tiny_demo(info: Info, name: str) -> dict[str, Any]:
         height=340,
         title="Start here",
     )
-    video = _video_settings(g, TINY_PRESET)
+    video = video_settings(g, TINY_PRESET)
     policy = g.add(
         "FlashGRPOLoadPolicy",
         run_name=TINY_RUN,
@@ -162,7 +146,7 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
         height=410,
         title="Start here",
     )
-    video = _video_settings(g, TINY_PRESET, width=330)
+    video = video_settings(g, TINY_PRESET, width=330)
     policy = g.add(
         "FlashGRPOLoadPolicy",
         run_name="step_by_step",
@@ -234,11 +218,11 @@ def step_by_step(info: Info, name: str) -> dict[str, Any]:
 def wan_train(info: Info, name: str) -> dict[str, Any]:
     """Train Wan 2.1 1.3B over one night on a 24 GB card."""
     g = Graph(info, name)
-    cost = _cost()
+    hours = cost(SMALL, WAN_PRESET, {"run": {"iterations": WAN_ITERATIONS}, "eval": {"every": 10}})
     read_me = g.note(
         "Trains a LoRA for **Wan 2.1 1.3B** with rewards for technical quality and movement. "
         "Missing files are listed when this opens; the dialog says where each one goes.\n\n"
-        "**How long?** " + cost + "\n\n"
+        "**How long?** " + hours + "\n\n"
         "After its first iteration, Train says how long the rest takes *on your card* and how much "
         "memory it needed. Each evaluation writes a LoRA that the loaders list, so a cancelled "
         "night is not lost; Run goes on from there.\n\n"
@@ -249,7 +233,7 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         height=450,
         title="Start here: one night on a 24 GB card",
     )
-    video = _video_settings(g, WAN_PRESET, width=350)
+    video = video_settings(g, WAN_PRESET, width=350)
     policy = g.add(
         "FlashGRPOLoadPolicy",
         run_name=WAN_RUN,
@@ -265,7 +249,7 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
         "FlashGRPOPrompts",
         source=STARTER_PROMPTS,
         text_encoder=UMT5["name"],
-        negative="blurry, distorted, jerky, watermark, text, low quality",
+        negative=NEGATIVE,
         models=[UMT5],
         listed=False,
         width=360,
@@ -319,41 +303,8 @@ def wan_train(info: Info, name: str) -> dict[str, Any]:
 def use_lora(info: Info, name: str) -> dict[str, Any]:
     """Render with the trained LoRA, stock nodes only."""
     g = Graph(info, name)
-    model = g.add(
-        "UNETLoader",
-        unet_name=WAN["name"],
-        weight_dtype="default",
-        models=[WAN],
-        listed=False,
-        width=360,
-    )
-    clip = g.add(
-        "CLIPLoader",
-        clip_name=UMT5["name"],
-        type="wan",
-        device="default",
-        models=[UMT5],
-        listed=False,
-        width=360,
-    )
-    vae = g.add("VAELoader", vae_name=VAE["name"], models=[VAE], listed=False, width=360)
-    positive = g.add(
-        "CLIPTextEncode",
-        clip=clip["CLIP"],
-        text="A red fox trots through fresh snow between birch trees, stops, lifts its head and "
-        "listens, its breath visible in the cold air.",
-        title="Prompt",
-        width=400,
-        height=210,
-    )
-    negative = g.add(
-        "CLIPTextEncode",
-        clip=clip["CLIP"],
-        text="blurry, distorted, jerky, watermark, text, low quality",
-        title="Negative prompt",
-        width=400,
-        height=160,
-    )
+    model, clip, vae = load_model(g, WAN), load_clip(g), load_vae(g)
+    positive, negative = encode_texts(g, clip)
     read_me = g.note(
         "The LoRA from *03_wan21_1.3b_train* in a plain Wan graph: nothing here comes from this "
         "pack. Choose your LoRA in **LoraLoaderModelOnly** (press **R** if it is not listed yet).\n\n"
@@ -447,47 +398,17 @@ def _render(
     fps: float,
 ) -> dict[str, Any]:
     """The part that both LoRA workflows share: LoRA, shift, sampler, video."""
-    loader = g.add(
-        "LoraLoaderModelOnly",
-        model=model["MODEL"],
-        lora_name=lora,
-        strength_model=1.0,
-        listed=False,
-        title="LoraLoaderModelOnly: your LoRA",
-        width=400,
-    )
-    shift = g.add("ModelSamplingSD3", model=loader["MODEL"], shift=3.0, width=400)
+    loader, shift = lora_and_shift(g, model, lora, 3.0)
     latent = g.add(
         "EmptyHunyuanLatentVideo",
         width=340,
         title="Size and frames",
         fields={"width": size[0], "height": size[1], "length": size[2]},
     )
-    sampler = g.add(
-        "KSampler",
-        model=shift["MODEL"],
-        positive=prompts[0][prompts[0].info["output_name"][0]],
-        negative=prompts[1][prompts[1].info["output_name"][0]],
-        latent_image=latent["LATENT"],
-        seed=0,
-        steps=steps,
-        cfg=guidance,
-        sampler_name="euler",
-        scheduler="simple",
-        width=340,
+    sampler = sample(
+        g, shift, output(prompts[0]), output(prompts[1]), output(latent), steps, guidance
     )
-    decode = g.add("VAEDecode", samples=sampler["LATENT"], vae=vae["VAE"], width=340)
-    video = g.add("CreateVideo", images=decode["IMAGE"], fps=fps, width=420)
-    save = g.add(
-        "SaveVideo",
-        video=video["VIDEO"],
-        filename_prefix="video/flashgrpo",
-        format="auto",
-        codec="auto",
-        # Widgets, and the video at the node's full width.
-        height=140 + 420 * size[1] / size[0],
-        width=420,
-    )
+    decode, video, save = decode_and_save(g, output(sampler), vae, size, fps)
     x = g.column(0, read_me, None, *loaders)
     x = g.column(x, loader, shift, *prompts)
     x = g.column(x, latent, sampler, decode)
@@ -499,36 +420,11 @@ def _render(
     return g.document()
 
 
-def _video_settings(g: Graph, preset: str, width: float = 340) -> Node:
-    return g.add("FlashGRPOVideoSettings", fields={"preset": preset}, width=width)
-
-
-def _cost() -> str:
-    """The arithmetic of the night, from the same plan that the command line prints."""
-    config = Config()
-    config.model.transformer, config.model.vae = WAN["name"], VAE["name"]
-    config.model.text_encoder = UMT5["name"]
-    config.prompts.file = str(ROOT / "flashgrpo_core/assets/prompts/starter.txt")
-    r = config.rollout
-    r.width, r.height, r.frames = 416, 240, 33
-    config.schedule.steps, r.guidance = 20, 4.5
-    config.run.iterations, config.eval.every = WAN_ITERATIONS, 10
-    counted = plan(config)
-    total = counted.total_forwards
-    hours = total * FORWARD_SECONDS / 3600
-    return (
-        f"{r.prompts_per_iteration} prompts x {r.group_size} videos x {config.schedule.steps} steps "
-        f"with guidance are about {round(total / WAN_ITERATIONS, -1):,.0f} transformer forwards per "
-        f"iteration, evaluations included. {WAN_ITERATIONS} iterations are {round(total, -3):,.0f} "
-        f"forwards; at about {FORWARD_SECONDS} s each (RTX 4090, 416x240, 33 frames) that is "
-        f"**{hours:.0f} hours**."
-    )
-
-
 PAGES = {
     "01_tiny_demo": tiny_demo,
     "02_step_by_step": step_by_step,
     "03_wan21_1.3b_train": wan_train,
     "04_use_lora": use_lora,
     "04b_use_lora_tiny": use_lora_tiny,
+    **workflow_family.PAGES,
 }

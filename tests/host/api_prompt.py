@@ -33,8 +33,8 @@ def api_prompt(workflow: dict[str, Any], info: dict[str, Any]) -> dict[str, dict
             options = spec[1] if len(spec) > 1 else {}
             if (isinstance(spec[0], list) or spec[0] in WIDGETS) and not options.get("forceInput"):
                 inputs[name] = values.pop(0)
-                if options.get("control_after_generate"):
-                    values.pop(0)
+                if options.get("control_after_generate") or options.get("image_upload"):
+                    values.pop(0)  # of a widget that the frontend itself puts there
         assert not values, f"{node['type']} has more values than widgets: {values}"
         prompt[str(number)] = {"class_type": node["type"], "inputs": inputs}
     for _, source, slot, target, place, _ in workflow["links"]:

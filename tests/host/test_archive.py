@@ -54,7 +54,7 @@ def test_the_tiny_demo_runs_from_the_archive(archive_server: ComfyServer) -> Non
 def test_templates_and_help_come_with_the_archive(archive_server: ComfyServer) -> None:
     """What the frontend asks the server for: workflows, their pictures and the help pages."""
     names = archive_server.get("/workflow_templates")[PACK_FOLDER]
-    assert len(names) == 5
+    assert len(names) == 13
     for name in names:
         for suffix in (".json", ".jpg"):
             path = f"/api/workflow_templates/{PACK_FOLDER}/{name}{suffix}"
