@@ -155,6 +155,7 @@ class OptimConfig:
     eps: float = option(1e-15, "AdamW epsilon; gradients here are about 1e-8, so the usual 1e-8 would throttle them. 0 would divide by zero where a gradient is 0.", low=1e-20, high=1e-2)
     weight_decay: float = option(1e-4, "AdamW weight decay.", low=0.0, high=1.0)
     max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.", low=0.0, high=1e6)
+    spike: float = option(5.0, "Also clip at this many times the median gradient norm of the last 16 steps, so that a single odd batch cannot throw the policy; 0 = off.", low=0.0, high=1e6)
     updates_per_rollout: int = option(1, "Optimizer steps per rollout batch; above 1 the later ones are off-policy.", low=1, high=64)
     ema_decay: float = option(0.9, "Decay of the exponential moving average of the LoRA, per optimizer step; 0 = off.", low=0.0, high=0.99999)
     kind: str = option("adamw", "adamw, or adamw8bit, which keeps AdamW's moments in 8 bits (a quarter of their memory, which matters for large ranks); it comes with pip install 'flashgrpo[adamw8bit]'.", choices=("adamw", "adamw8bit"))
@@ -216,7 +217,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "rollout": {"fps": 15.0, "prompts_per_iteration": 24, "noise": "independent", "shared_prefix": False},
     "loss": {"advantage_std": "raw_update", "rectification": "update"},
     "reward": {"normalise": False},
-    "optim": {"learning_rate": 1e-4, "warmup": 0, "eps": 1e-8, "max_grad_norm": 1.0},
+    "optim": {"learning_rate": 1e-4, "warmup": 0, "eps": 1e-8, "max_grad_norm": 1.0, "spike": 0.0},
 }
 
 #: What changes when the embedded tiny Wan is trained and the user did not say otherwise.

@@ -335,7 +335,7 @@ def log_iteration(
         grad_norm_by_sigma={
             f"{trainer.schedule.sigmas[k]:.4f}": v for k, v in stats.by_step.items()
         },
-        max_grad_norm=trainer.optimizer.max_grad_norm,
+        max_grad_norm=max(trainer.optimizer.clip_norm(name) for name in trainer.policy.trained),
         ratio_drift=stats.ratio_drift,
         clip_fraction=stats.clip_fraction,
         kl=stats.kl,

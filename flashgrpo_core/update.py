@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 import torch
@@ -281,6 +282,10 @@ def _whole_group(sampler: RolloutSampler, group: PromptGroup, mine: Sequence[Rol
     return sampler.transition_of(group)
 
 
+#: Steps whose median norm `optim.spike` multiplies, and how many of them it takes.
+SPIKE_STEPS, SPIKE_LEAST = 16, 4
+
+
 class PolicyOptimizer:
     """AdamW on the LoRA, with warm-up, gradient clipping and an exponential moving average.
 
@@ -289,6 +294,10 @@ class PolicyOptimizer:
         config: optimizer settings.
         latent_elements: elements D of one video's latents; the default clip norm
             0.003 sqrt(2.1e6 / D) follows the gradient norm, which falls as 1 / sqrt(D).
+
+    That norm is a guard rail over all models and settings, often an order of magnitude above the
+    gradients of one run. `optim.spike` cuts against the run's own: at a multiple of the median norm
+    of its last steps.
     """
 
     def __init__(self, policy: Policy, config: OptimConfig, latent_elements: int) -> None:
@@ -296,6 +305,8 @@ class PolicyOptimizer:
         self.config = config
         self.max_grad_norm = config.max_grad_norm or 0.003 * math.sqrt(2.1e6 / latent_elements)
         self.step_count = 0
+        #: Norms before clipping of the last steps, per expert.
+        self.norms: dict[str, list[float]] = {expert: [] for expert in policy.trained}
         self.parameters = policy.parameters()
         self.adam = Adam(self.parameters, config)
         self.ema = policy.snapshot()
@@ -337,14 +348,31 @@ class PolicyOptimizer:
         for expert in self.policy.trained:
             names = [n for n in gradient if not expert or n.startswith(f"{expert}.")]
             norm = math.sqrt(sum(float(gradient[n].square().sum()) for n in names))
-            factors |= dict.fromkeys(names, min(1.0, self.max_grad_norm / norm) if norm else 1.0)
+            limit = self.clip_norm(expert)
+            factors |= dict.fromkeys(names, min(1.0, limit / norm) if norm else 1.0)
+            if norm:
+                self.norms[expert] = [*self.norms[expert], norm][-SPIKE_STEPS:]
         return factors
 
+    def clip_norm(self, expert: str = "") -> float:
+        """The norm that an expert's next gradient is clipped to."""
+        known = self.norms[expert]
+        if self.config.spike == 0 or len(known) < SPIKE_LEAST:
+            return self.max_grad_norm
+        return min(self.max_grad_norm, self.config.spike * median(known))
+
     def state(self) -> dict[str, torch.Tensor]:
-        """Adam's moments as named tensors (CPU copies); the step count is kept beside them."""
-        return self.adam.moments()
+        """Adam's moments and the last norms as named tensors (CPU); the step count is kept beside."""
+        norms = {
+            f"norms.{expert}": torch.tensor(values, dtype=torch.float64)
+            for expert, values in self.norms.items()
+            if values
+        }
+        return self.adam.moments() | norms
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], step_count: int) -> None:
         """Restore `state` and the number of steps taken."""
         self.adam.restore(tensors, step_count)
+        for expert in self.norms:
+            self.norms[expert] = tensors.get(f"norms.{expert}", torch.empty(0)).tolist()
         self.step_count = step_count

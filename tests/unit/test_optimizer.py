@@ -120,7 +120,7 @@ def test_a_restored_optimizer_continues_bit_for_bit(steps: int) -> None:
         optimizer.step(drawn(policy, t))
     adapter, state = policy.snapshot(), optimizer.state()
     ema = {n: t.clone() for n, t in optimizer.ema.items()}
-    assert len(state) == (2 * len(adapter) if steps else 0)
+    assert len(state) == (2 * len(adapter) + 1 if steps else 0)  # and the last norms
 
     other = tiny_policy(seed=1)
     other.load(adapter)
@@ -180,3 +180,36 @@ def test_ema_decay_zero_is_the_live_policy() -> None:
     optimizer = PolicyOptimizer(policy, OptimConfig(ema_decay=0.0), ELEMENTS)
     optimizer.step(drawn(policy, 1))
     assert all(torch.equal(optimizer.ema[n], t) for n, t in policy.snapshot().items())
+
+
+def test_spikes_are_cut_at_the_scale_of_the_run() -> None:
+    """With real gradients: the usual ones pass, one much larger counts as five.
+
+    The absolute default, 0.003 sqrt(2.1e6 / D), lies far above the gradients of a small model.
+    """
+    policy = tiny_policy(moved=0.1)
+    sampler = tiny_sampler(policy)
+    config = OptimConfig(learning_rate=1e-6, warmup=0)
+    optimizer = PolicyOptimizer(policy, config, ELEMENTS)
+    usual = []
+    for iteration in range(1, 9):
+        groups = tiny_groups(3, iteration=iteration)
+        gradient, _ = update(sampler, groups, sample_all(sampler, groups))
+        assert set(optimizer._clip_factors(gradient).values()) == {1.0}
+        optimizer.norms[""].pop()  # looked at once more by the step itself
+        usual.append(optimizer.step(gradient))
+        sampler.forget()
+    assert max(usual) < 0.2 * optimizer.max_grad_norm, "the absolute norm alone would cut nothing"
+    scale = 0.99 * optimizer.max_grad_norm / norm(gradient)  # the absolute norm lets it pass
+    spike = {name: scale * g for name, g in gradient.items()}
+    limit = optimizer.clip_norm()
+    assert limit == pytest.approx(5 * np.median(usual), rel=1e-9)
+    factors = optimizer._clip_factors(spike)
+    assert norm({n: factors[n] * g for n, g in spike.items()}) == pytest.approx(limit, rel=1e-9)
+    # Once is no news, often is: the median follows what has become usual.
+    for _ in range(9):
+        optimizer._clip_factors(spike)
+    assert set(optimizer._clip_factors(spike).values()) == {1.0}
+    off = PolicyOptimizer(policy, OptimConfig(spike=0.0), ELEMENTS)
+    off.norms[""] = list(usual)
+    assert off.clip_norm() == off.max_grad_norm
