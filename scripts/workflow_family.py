@@ -257,7 +257,7 @@ def _train(g: Graph, family: Family) -> dict[str, Any]:
     )
     video = video_settings(g, family.preset, width=370)
     picture = (
-        g.add("LoadImage", image=START_IMAGE, listed=False, height=330, width=370)
+        g.add("LoadImage", image=START_IMAGE, listed=False, height=350, width=370)
         if image
         else None
     )
@@ -472,7 +472,7 @@ def use_a14b(info: Info, name: str) -> dict[str, Any]:
         load_model(g, file, f"Load Diffusion Model: {mark} noise", width=420)
         for file, mark in zip(family.files, ("high", "low"), strict=True)
     ]
-    clip, vae = load_clip(g), load_vae(g)
+    clip, vae = load_clip(g, width=420), load_vae(g, width=420)
     chains = [
         lora_and_shift(g, model, f"{lora}.safetensors", s.shift, f"{mark}-noise ")
         for model, lora, mark in zip(models, family.loras, ("high", "low"), strict=True)
@@ -546,7 +546,7 @@ def use_i2v(info: Info, name: str) -> dict[str, Any]:
     )
     loader, shift = lora_and_shift(g, model, f"{family.loras[0]}.safetensors", s.shift)
     positive, negative = encode_texts(g, clip, MOVEMENTS.splitlines()[6])
-    picture = g.add("LoadImage", image=START_IMAGE, listed=False, height=330, width=340)
+    picture = g.add("LoadImage", image=START_IMAGE, listed=False, height=350, width=340)
     seen = g.add(
         "CLIPVisionEncode",
         clip_vision=vision["CLIP_VISION"],

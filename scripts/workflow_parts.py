@@ -137,7 +137,7 @@ def load_model(
     )
 
 
-def load_clip(g: Graph) -> Node:
+def load_clip(g: Graph, width: float = 360) -> Node:
     """Stock loader of the text encoder."""
     return g.add(
         "CLIPLoader",
@@ -146,13 +146,13 @@ def load_clip(g: Graph) -> Node:
         device="default",
         models=[UMT5],
         listed=False,
-        width=360,
+        width=width,
     )
 
 
-def load_vae(g: Graph, file: dict[str, str] = VAE) -> Node:
+def load_vae(g: Graph, file: dict[str, str] = VAE, width: float = 360) -> Node:
     """Stock loader of the VAE."""
-    return g.add("VAELoader", vae_name=file["name"], models=[file], listed=False, width=360)
+    return g.add("VAELoader", vae_name=file["name"], models=[file], listed=False, width=width)
 
 
 def encode_texts(g: Graph, clip: Node, text: str = SCENE) -> tuple[Node, Node]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fetch import FRONTEND_NEW, FRONTEND_OLD, frontend
+from fetch import FRONTEND_NEW, FRONTEND_OLD, comfy_tree, frontend
 from frontend import Frontend, launch
 from harness import ComfyServer
 from playwright.sync_api import Browser, sync_playwright
 from workflow_view import OpenView, WorkflowView
+
+EXAMPLE = "example.png"
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +62,8 @@ def open_view(request: pytest.FixtureRequest, open_frontend: Callable[..., Front
         server = request.getfixturevalue(
             {"old": "comfy_server", "new": "new_frontend_server"}[frontend]
         )
+        # The picture that every ComfyUI comes with; its folder is the test's own here.
+        shutil.copyfile(comfy_tree() / "input" / EXAMPLE, server.input / EXAMPLE)
         vue = renderer == "nodes2"
         tab = open_frontend(server, {"Comfy.VueNodes.Enabled": vue, **(settings or {})})
         return WorkflowView(tab, vue)
