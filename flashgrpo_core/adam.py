@@ -129,9 +129,10 @@ class Adam:
 
 def _parts(moment: torch.Tensor) -> dict[str, torch.Tensor]:
     """The plain tensors of a moment by name ending."""
+    eight_bit: Any = moment
     if not hasattr(moment, "codes"):
         return {"": moment}
-    return {".codes": moment.codes, ".scale": moment.scale}
+    return {".codes": eight_bit.codes, ".scale": eight_bit.scale}
 
 
 def _eight_bit_class() -> Any:

@@ -68,7 +68,7 @@ class WanSpec:
         layout: `original` (ComfyUI) or `diffusers` key names.
         prefix: what stands before every key.
         weight_dtype: stored dtype of most weights, such as `bf16`.
-        quantisation: `none`, `fp8` or `fp8_scaled`.
+        quantisation: `none`, `fp8`, `fp8_scaled` or `int8_scaled`.
         pos_embed_seq_len: image tokens of a first-last-frame model, else None.
     """
 

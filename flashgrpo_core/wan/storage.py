@@ -1,6 +1,6 @@
 """Frozen linear layers whose weight rests in another form, or elsewhere, than it computes in.
 
-Two savings, one mechanism. In 8-bit storage a weight stays the fp8 tensor of its file and becomes
+Two savings, one mechanism. In 8-bit storage a weight stays the 8-bit tensor of its file and becomes
 a 16-bit one only while its layer computes. A swapped weight rests in host memory and is copied to
 the device only while its layer computes. Both forward and backward fetch the weight anew and
 nothing of it is kept in the graph, so gradient checkpointing, which runs a block's forward twice,
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 STORAGES = ("full", "fp8")
 #: Largest finite value of `float8_e4m3fn`.
 E4M3_MAX = 448.0
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 class StoredLinear(nn.Linear):
     """A frozen linear layer with a stored weight.
 
     Args:
-        weight: `[out, in]`, fp8 or any floating type.
+        weight: `[out, in]`, fp8, int8 or any floating type.
         bias: `[out]` in the compute type, or None.
         compute: type the layer computes in.
         scale: fp32, scalar or `[out]`; the weight is `weight * scale`. None means 1.
@@ -208,7 +208,7 @@ def store_blocks(
         scale: torch.Tensor | None = None
         if store.eight_bit:
             weight, scale = weights.raw(names[key])
-            if weight.dtype not in FP8:
+            if weight.dtype not in EIGHT_BIT:
                 weight, scale = quantise(weight)
         else:
             weight = weights.get(names[key], compute)

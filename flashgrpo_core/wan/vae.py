@@ -207,10 +207,15 @@ def empty_vae(spec: VaeSpec, statistics: dict[str, list[float]] | None = None) -
         arguments.update(is_residual=True, patch_size=2, scale_factor_spatial=16)
     with torch.device("meta"):
         vae = AutoencoderKLWan(**arguments)
+    use_quick_norm(vae)
+    return vae
+
+
+def use_quick_norm(vae: AutoencoderKLWan) -> None:
+    """Replace the channel norms' forward by `_channel_rms_norm`."""
     for module in vae.modules():
         if type(module).__name__ == "WanRMS_norm" and module.channel_first:
             module.forward = MethodType(_channel_rms_norm, module)
-    return vae
 
 
 def _channel_rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:

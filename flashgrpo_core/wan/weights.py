@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,9 +28,18 @@ SHORT: dict[str, str] = {
     "F64": "fp64",
     "F8_E4M3": "fp8_e4m3fn",
     "F8_E5M2": "fp8_e5m2",
+    "I8": "int8",
 }
 _FP8 = ("F8_E4M3", "F8_E5M2")
-_READABLE_FORMATS = ("float8_e4m3fn", "float8_e5m2")
+#: Announced format -> how its weights are stored; their value is `weight * scale`.
+_READABLE_FORMATS = {
+    "float8_e4m3fn": _FP8,
+    "float8_e5m2": _FP8,
+    "int8_tensorwise": ("I8",),
+}
+#: What a mark may say beside its format without changing what the weight is.
+_HARMLESS = ("format", "full_precision_matrix_mult")
+_SCALE_TYPES = ("F32", "F16", "BF16")
 _SCALES = (".scale_weight", ".weight_scale")  # old and new spelling
 _DROPPED = (".scale_input", ".input_scale", ".comfy_quant")
 _BITSANDBYTES = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
@@ -41,12 +51,12 @@ class Weights:
     Attributes:
         file: the checkpoint.
         prefix: what was stripped from the stored names.
-        quantisation: `none`, `fp8` (plain 8-bit floats) or `fp8_scaled`.
+        quantisation: `none`, `fp8` (plain 8-bit floats), `fp8_scaled` or `int8_scaled`.
         dtype: name of the dtype that most parameters are stored in (`bf16`, `fp8_e4m3fn`, ...).
         parameters: number of parameters, scales not counted.
 
     Raises:
-        FlashGRPOError: a quantisation that cannot be undone here (nvfp4, int8, ...).
+        FlashGRPOError: a quantisation that cannot be undone here (nvfp4, mxfp8, ...).
     """
 
     def __init__(self, file: TensorFile, prefix: str = "", ignore: Iterable[str] = ()) -> None:
@@ -79,11 +89,17 @@ class Weights:
         for module, kind in sorted(formats.items()):
             if kind not in _READABLE_FORMATS:
                 raise _unsupported(self.file, kind, module)
-            if f"{module}.weight" in self.names and f"{module}.weight" not in self._scales:
+            name = f"{module}.weight"
+            if name not in self.names:
+                continue
+            if name not in self._scales:
                 raise FlashGRPOError(
                     f"{self.file.path}: layer `{module}` is announced as {kind} but has no "
                     "weight_scale; download the file again"
                 )
+            if self.file.dtype_name(self.stored(name)) not in _READABLE_FORMATS[kind]:
+                found = self.file.dtype_name(self.stored(name))
+                raise _unsupported(self.file, f"{kind} in {found} tensors", name)
         for name in sorted(self.names):
             stored = self.stored(name)
             if stored not in self.file:
@@ -93,7 +109,8 @@ class Weights:
             if name.endswith(_BITSANDBYTES) or ".quant_state." in name:
                 raise _unsupported(self.file, "bitsandbytes 4-bit", name)
             kind = self.file.dtype_name(stored)
-            if kind not in SHORT:
+            announced = formats.get(name.removesuffix(".weight"))
+            if kind not in SHORT or (kind == "I8" and announced is None):
                 raise _unsupported(self.file, kind, name)
         unused = sorted(set(self._scales) - self.names)
         if unused:
@@ -105,6 +122,9 @@ class Weights:
             shape, rows = self.file.shape(stored), self.shape(name)[0]
             if shape not in ((), (1,), (rows,), (rows, 1), (1, 1)):
                 raise _unsupported(self.file, f"block-wise scales {list(shape)}", name)
+            if self.file.dtype_name(stored) not in _SCALE_TYPES:
+                kind = self.file.dtype_name(stored)
+                raise _unsupported(self.file, f"scales of type {kind}", name)
 
     def _summarise(self, formats: dict[str, str]) -> None:
         count: dict[str, int] = {}
@@ -115,7 +135,7 @@ class Weights:
         largest = max(count, key=lambda kind: (count[kind], kind), default="F32")
         self.dtype = SHORT[largest]
         if self._scales or formats:
-            self.quantisation = "fp8_scaled"
+            self.quantisation = "int8_scaled" if "I8" in count else "fp8_scaled"
         else:
             self.quantisation = "fp8" if any(kind in _FP8 for kind in count) else "none"
 
@@ -175,7 +195,7 @@ def _announced_formats(file: TensorFile, prefix: str) -> dict[str, str]:
         return {}
     try:
         layers = json.loads(text).get("layers", {})
-        found = {name.removeprefix(prefix): str(v["format"]) for name, v in layers.items()}
+        found = {name.removeprefix(prefix): _format(v) for name, v in layers.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise FlashGRPOError(
             f"{file.path}: unreadable _quantization_metadata ({exc}); download the file again"
@@ -183,11 +203,19 @@ def _announced_formats(file: TensorFile, prefix: str) -> dict[str, str]:
     return found
 
 
+def _format(mark: dict[str, Any]) -> str:
+    """The format of a mark, with whatever else it says: a rotation makes it another format."""
+    further = [key for key, value in sorted(mark.items()) if value and key not in _HARMLESS]
+    if "convrot" not in further:
+        further = [key for key in further if not key.startswith("convrot")]
+    return " with ".join([str(mark["format"]), *further])
+
+
 def _comfy_format(file: TensorFile, stored: str) -> str:
     """Format named by a `comfy_quant` tensor, which holds the bytes of a JSON object."""
     raw = bytes(file.get(stored).reshape(-1).view(torch.uint8).tolist())
     try:
-        return str(json.loads(raw.decode("utf-8"))["format"])
+        return _format(json.loads(raw.decode("utf-8")))
     except (ValueError, KeyError, TypeError) as exc:
         raise FlashGRPOError(
             f"{file.path}: unreadable quantisation mark `{stored}` ({exc}); download the file again"

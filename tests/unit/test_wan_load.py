@@ -286,6 +286,35 @@ def test_8_bit_files(tmp_path, model, style: str, dtype, rows: bool) -> None:
     assert relative(output(loaded), output(model)) < bound
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("marked", ["in each layer", "in the header"])
+def test_int8_files_are_exact_and_stay_in_8_bits(tmp_path, model, rows: bool, marked: str) -> None:
+    stored, exact, layers = {}, {}, {}
+    for key, value in original(model).items():
+        stored[key] = exact[key] = value
+        if not key.startswith("blocks.") or value.ndim != 2 or "modulation" in key:
+            continue
+        scale = (value.abs().amax(1, keepdim=True) if rows else value.abs().max()) / 127
+        stored[key] = (value / scale).round().to(torch.int8)
+        exact[key] = stored[key].float() * scale
+        module = key.removesuffix(".weight")
+        stored[f"{module}.weight_scale"] = scale
+        layers[module] = {"format": "int8_tensorwise", "convrot": False, "convrot_groupsize": 256}
+        if marked == "in each layer":
+            stored[f"{module}.comfy_quant"] = bytes_tensor(json.dumps(layers[module]))
+    header = {} if marked == "in each layer" else {"layers": layers}
+    path = tmp_path / "wan.safetensors"
+    save_tensors(path, stored, {"_quantization_metadata": json.dumps(header)} if header else {})
+    loaded, spec = load_transformer(path, torch.float32)
+    for key, value in loaded.state_dict().items():
+        assert torch.equal(value, exact[names.to_original(key)]), key
+    assert (spec.quantisation, spec.weight_dtype) == ("int8_scaled", "int8")
+    kept, _ = load_transformer(path, torch.float32, storage="fp8")
+    assert kept.blocks[0].attn1.to_q.weight.dtype == torch.int8
+    assert torch.equal(output(kept), output(loaded))
+    assert relative(output(loaded), output(model)) < 0.03
+
+
 def test_ignoring_the_scales_would_be_noticed(tmp_path, model) -> None:
     """The bound of the test above fails for the garbage that a naive loader produces."""
     stored, _ = quantise(original(model), "old")
@@ -331,9 +360,29 @@ def test_other_quantisations_are_refused_by_name(tmp_path, model) -> None:
     state = original(model)
     layer = "blocks.0.self_attn.q"
     int8 = torch.ones(128, 128, dtype=torch.int8)
+    fp8 = torch.ones(128, 128).to(torch.float8_e4m3fn)
+
+    def eight_bit(weight: torch.Tensor, mark: str) -> dict[str, torch.Tensor]:
+        return {
+            f"{layer}.weight": weight,
+            f"{layer}.weight_scale": torch.tensor(0.1),
+            f"{layer}.comfy_quant": bytes_tensor(mark),
+        }
+
     cases = {
         "nvfp4": {f"{layer}.comfy_quant": bytes_tensor('{"format": "nvfp4"}')},
-        "int8_tensorwise": {f"{layer}.comfy_quant": bytes_tensor('{"format": "int8_tensorwise"}')},
+        "mxfp8": {f"{layer}.comfy_quant": bytes_tensor('{"format": "mxfp8"}')},
+        "int8_tensorwise with convrot": {
+            **eight_bit(int8, '{"format": "int8_tensorwise", "convrot": true}')
+        },
+        "float8_e4m3fn with novel_option": {
+            **eight_bit(fp8, '{"format": "float8_e4m3fn", "novel_option": 1}')
+        },
+        "float8_e4m3fn in I8 tensors": {**eight_bit(int8, '{"format": "float8_e4m3fn"}')},
+        "scales of type U8": {
+            f"{layer}.weight": fp8,
+            f"{layer}.weight_scale": torch.ones(1, dtype=torch.uint8),
+        },
         "I8": {f"{layer}.weight": int8, f"{layer}.weight_scale": torch.tensor(0.1)},
         "block-wise scales": {f"{layer}.weight_scale": torch.ones(2, 2)},
         "bitsandbytes 4-bit": {f"{layer}.weight.absmax": torch.ones(4)},
