@@ -14,10 +14,10 @@ videos of 6 steps, the third of them stochastic. One update (rollout and gradien
 
 Variants are interleaved, times are CPU seconds of the process, ratios come from medians. Forwards
 are counted by a hook, a backward pass counts 2. Checks: the gradient of `exact` is that of
-`straight`; its speed-up is at least 0.95 of the ratio of counted forwards; the approximate savings
-and the few-step policy are at least 2 times cheaper than `guided`; everything besides the model's
-own forwards and backwards costs at most 10 %. The trained step alone is also timed three ways: computed
-again, with its graph kept, and as gradients per sample that would be combined with the advantages.
+`straight`; the speed-ups of `exact` and `approximate` are at least 0.95 of the ratio of counted
+forwards; with the few-step policy too it is at least 2; everything besides the model's own forwards
+and backwards costs at most 10 %. The trained step alone is also timed three ways: computed again,
+with its graph kept, and as gradients per sample that would be combined with the advantages.
 """
 
 from __future__ import annotations
@@ -287,14 +287,12 @@ def main() -> int:
     print(text)
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")
+    exact, approximate = report["exact_over_straight"], report["approximate_over_guided"]
     goals = {
-        "exact savings give 0.95 of the counted ratio": report["exact_over_straight"][
-            "share_of_counted"
-        ]
-        >= 0.95,
+        "exact savings give 0.95 of the counted ratio": exact["share_of_counted"] >= 0.95,
+        "approximate savings do too": approximate["share_of_counted"] >= 0.95,
+        "with the few-step policy: 2x": report["few_step_over_guided"]["speed_up"] >= 2.0,
         "the same gradient (1e-4 of its norm)": report["gradient_difference"] < 1e-4,
-        "approximate savings: 2x": report["approximate_over_guided"]["speed_up"] >= 2.0,
-        "few-step policy: 2x": report["few_step_over_guided"]["speed_up"] >= 2.0,
         "overhead at most 10 %": max(report["overhead_share"].values()) <= 0.10,
     }
     for goal, reached in goals.items():
