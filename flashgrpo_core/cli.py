@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": ("cli_look", "inspect"),
     "score": ("cli_score", "score"),
     "schedule": ("cli_look", "schedule"),
+    "plan": ("cli_plan", "plan_command"),
     "report": ("cli_look", "report"),
     "worker": ("worker", "worker"),
     "bench": ("bench.command", "bench"),
@@ -141,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_score(command("score", "Score existing videos with rewards, best first."))
     _add_reward_server(command("reward-server", "Serve rewards to trainers over HTTP."))
     _add_schedule(command("schedule", "Print a noise schedule and its SDE steps in float64."))
+    _add_plan(command("plan", "Predict memory and time of a run, and which card holds it."))
     sub = command("report", "Draw the report.html of a run again.")
     sub.add_argument("run_folder", metavar="RUN", help="run folder")
     _add_bench(command("bench", "Compare training strategies on the tiny Wan, over seeds."))
@@ -344,6 +346,22 @@ def _add_reward_server(sub: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help=f"{text} ({seconds:g})",
         )
+
+
+def _add_plan(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("config", nargs="?", metavar="CONFIG", help="TOML file or run folder")
+    _add_set(sub)
+    _add_models(sub, "files are looked up that do not lie beside the TOML")
+    sub.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="cuda", help="planned for (cuda)"
+    )
+    sub.add_argument(
+        "--rate", type=_seconds, metavar="TFLOPS", help="TFLOP/s it reaches; measured when present"
+    )
+    sub.add_argument(
+        "--processes", type=_positive, metavar="N", help="processes that model.shard spreads over"
+    )
+    sub.add_argument("--presets", action="store_true", help="list the presets by model and card")
 
 
 def _add_schedule(sub: argparse.ArgumentParser) -> None:

@@ -43,6 +43,9 @@ class Control:
 
     def bring(self, network: nn.Module) -> None:
         """Make `network` resident on its compute device; others may be moved away."""
+        home = getattr(network, "home", None)  # of networks that were loaded elsewhere
+        if home is not None:
+            network.to(home)
 
     def preview(self, video: np.ndarray, caption: str) -> None:
         """Show one decoded video, uint8 `[T, H, W, 3]`."""

@@ -81,6 +81,11 @@ def load_networks(
     spec = model_spec(config)
     device = device or pick_device(model.device)
     place = place or device
+    home: torch.device | None = None
+    if model.offload and place.type != "cpu":
+        # Each comes to the device when it is needed, so that two large ones never meet there, not
+        # even while they are loaded.
+        home, place = place, torch.device("cpu")
     dtype = pick_dtype(model.dtype, spec.weight_dtype, device)
     check_loras(config, spec)
     storage = resting_storage(model.storage, spec, device)
@@ -89,15 +94,14 @@ def load_networks(
         policy = _load_expert(config, model.transformer, "", dtype, place, storage)
     else:
         high = _load_expert(config, model.transformer, HIGH, dtype, place, storage)
-        if model.offload and place.type != "cpu":
-            # One at a time on the device, from the start; the host brings it back to its home.
-            vars(high.transformer)["home"] = place
-            high.transformer.to("cpu")
         low = _load_expert(config, model.transformer_low, LOW, dtype, place, storage)
         policy = TwoExperts(high, low, expert_boundary(config))
     vae_dtype = torch.float32 if device.type == "cpu" else dtype
     vae = load_vae(model.vae, vae_dtype, place)
     use_tiles(vae, model.vae_tile)
+    if home is not None:
+        for network in (*(e.transformer for e in policy.experts.values()), vae):
+            vars(network)["home"] = home  # where the host brings it
     if vae.config.z_dim != spec.out_channels:
         raise FlashGRPOError(
             f"model.vae has {vae.config.z_dim} latent channels, the {spec.family} model "

@@ -93,7 +93,7 @@ class TerminalControl(Control):
         if not self.offload or not hasattr(network, "parameters"):
             return
         if network not in self._homes:
-            # An expert that was loaded first has been moved away already.
+            # With `offload` networks are loaded into main memory.
             here = next(network.parameters()).device
             self._homes[network] = getattr(network, "home", here)
         for other in list(self._homes):

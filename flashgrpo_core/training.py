@@ -33,6 +33,7 @@ from .keeping import (
     same_start,
     save,
 )
+from .memory_fit import check_memory
 from .runs.checkpoint import list_checkpoints, newest_checkpoint
 from .runs.events import SCHEMA
 from .runs.folder import RunFolder
@@ -83,6 +84,8 @@ def train(
     try:
         if fresh:
             preflight(config, files=networks is None)
+            if networks is None and world.size == 1:
+                check_memory(config, pick_device(config.model.device))
         world.barrier()
         prepare_folder(folder, config, resume, world)
         done = finished_result(folder, config)

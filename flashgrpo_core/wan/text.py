@@ -19,6 +19,7 @@ from ..control import Control
 from ..errors import FlashGRPOError
 from ..files import TensorFile, open_tensors, save_tensors, sha256_file, write_text_atomic
 from .detect import kind_of
+from .storage import StoredLinear
 from .weights import Weights, component_folder, fill, finish, name_map
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 EOS = 1
 TOKENIZER = "spiece_model"  # tensor of ComfyUI's files that holds the tokenizer's bytes
 _TIED = "encoder.embed_tokens.weight"
+ROOM = 1.1  # free memory of a GPU that takes the whole encoder, as a multiple of its weights
 _ATTENTION = "encoder.block.{}.layer.0.SelfAttention.{}.weight"
 _ADVICE = (
     "choose umt5_xxl_fp8_e4m3fn_scaled.safetensors or umt5_xxl_fp16.safetensors from ComfyUI's "
@@ -130,6 +132,7 @@ def load_text_encoder(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     sha256: str | None = None,
+    streamed: bool = False,
 ) -> TextEncoder:
     """Load the UMT5 text encoder.
 
@@ -139,6 +142,8 @@ def load_text_encoder(
         dtype: dtype of the weights.
         device: where they go.
         sha256: hash of the files when it is known, to spare reading them twice.
+        streamed: the weights of its layers rest in main memory and are copied to the device while
+            they compute, so that 2 GB of it are there and not 11; the numbers are the same.
 
     Raises:
         FlashGRPOError: another kind of file, no tokenizer, unknown or missing keys (listed).
@@ -151,10 +156,34 @@ def load_text_encoder(
     weights = Weights(file, ignore=(TOKENIZER, _TIED))
     # In fp16 the last projection of the feed-forward overflows.
     islands = ("wo",) if dtype == torch.float16 else ()
-    fill(model, weights, name_map(weights, lambda name: name), dtype, device, islands, tied={_TIED})
+    place = "cpu" if streamed else device
+    fill(model, weights, name_map(weights, lambda name: name), dtype, place, islands, tied={_TIED})
     model.set_input_embeddings(model.shared)
     finish(model)
+    if streamed:
+        _stream(model, device)
     return TextEncoder(model, tokenizer, sha256 or encoder_sha256(path))
+
+
+def _stream(model: nn.Module, device: torch.device | str) -> None:
+    """Keep the weights of the linear layers in main memory, and move the rest to the device."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            weight = layer.weight.data
+            stored = StoredLinear(weight, layer.bias, weight.dtype, swapped=True)
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, stored.eval())
+    model.to(device)
+
+
+def _too_large(path: str | Path, dtype: torch.dtype, device: torch.device | str) -> bool:
+    """Whether a GPU has no room for the whole text encoder now."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return False
+    file = open_tensors(component_folder(path, "text_encoder"))
+    count = sum(torch.Size(file.shape(key)).numel() for key in file.keys())
+    return ROOM * count * dtype.itemsize > torch.cuda.mem_get_info(device)[0]
 
 
 def _load_tokenizer(file: TensorFile, vocabulary: int) -> sentencepiece.SentencePieceProcessor:
@@ -260,7 +289,8 @@ def cached_embeddings(
             found[text] = _padded(embedding, tokens)
     if missing:
         control.phase("encode", len(missing))
-        encoder = load_text_encoder(encoder_path, dtype, device, sha256=content)
+        streamed = _too_large(encoder_path, dtype, device)
+        encoder = load_text_encoder(encoder_path, dtype, device, content, streamed)
         try:
             control.bring(encoder.model)
             for text, file in missing.items():

@@ -1,0 +1,194 @@
+"""Whether a run fits a card, and which settings to change when it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .config import Config
+from .embedded import with_embedded_files
+from .errors import FlashGRPOError
+from .memory import MemoryPlan, plan_memory
+from .model_shapes import ModelShapes, model_shapes
+
+#: Cards by their memory. A card of 12 GB has 12.9 * 10^9 bytes; counted are 12 * 10^9, so that the
+#: rest is left to the CUDA context and the desktop.
+CARDS = (12, 16, 24, 48, 80)
+#: Room for what is not modelled: the allocator's gaps and kernels that take more than foreseen.
+MARGIN = 1.1
+#: Share of the prediction that must not fit before training is refused: it may err by 10 %.
+REFUSE = 0.9
+#: Runs whose networks and tokens are this small are not worth a plan on the CPU.
+SMALL_BYTES = 2_000_000_000
+
+Changes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a run fits a card.
+
+    Attributes:
+        card_gb: the card, in 10^9 bytes.
+        plan: with the changes applied.
+        changes: settings to change, `table.key` -> value; empty when it fits as it is.
+        fits: whether it then fits.
+        streamed: the text encoder is too large for the card, its layers rest in main memory.
+    """
+
+    card_gb: float
+    plan: MemoryPlan
+    changes: Changes
+    fits: bool
+    streamed: bool
+
+
+def needed(plan: MemoryPlan) -> int:
+    """Bytes that a device should have for a plan, the margin included."""
+    return int(MARGIN * plan.peak.device)
+
+
+def fit(config: Config, shapes: ModelShapes, card_gb: float, **given: Any) -> Fit:
+    """The least harmful changes that make a run fit a card.
+
+    Changes that leave every number as it is come first, then those that cost time, then those that
+    round, then those that make another video.
+
+    Args:
+        config: the configuration.
+        shapes: its networks.
+        card_gb: memory of the card in 10^9 bytes.
+        **given: further arguments of `plan_memory`.
+    """
+    limit = card_gb * 1e9
+    streamed = MARGIN * 2 * shapes.encoder_parameters > limit
+    changes: Changes = {}
+    plan = plan_memory(config, shapes, streamed=streamed, **given)
+    for change in _candidates(config, shapes):
+        if needed(plan) <= limit:
+            break
+        tried = with_changes(config, {**changes, **change})
+        better = plan_memory(tried, shapes, streamed=streamed, **given)
+        if better.peak.device < plan.peak.device or plan.peak.name != better.peak.name:
+            plan = better
+            changes.update(change)
+    return Fit(card_gb, plan, changes, needed(plan) <= limit, streamed)
+
+
+def _candidates(config: Config, shapes: ModelShapes) -> Iterator[Changes]:
+    """Changes in order of harm, each only when it is one."""
+    model, r, blocks = config.model, config.rollout, shapes.spec.num_layers
+    if not model.gradient_checkpointing or model.blocks_to_keep:
+        yield {"model.gradient_checkpointing": True, "model.blocks_to_keep": 0}
+    if r.micro_batch > 1 or r.decode_batch > 1:
+        yield {"rollout.micro_batch": 1, "rollout.decode_batch": 1}
+    if not model.offload and not model.shard:
+        yield {"model.offload": True}
+    if r.guidance_batched != "sequential":
+        yield {"rollout.guidance_batched": "sequential"}
+    if model.storage != "fp8" and not model.shard:
+        yield {"model.storage": "fp8"}
+    if not model.shard:
+        for swap in (blocks // 2, blocks):
+            if swap > model.blocks_to_swap:
+                yield {"model.blocks_to_swap": swap}
+    if not model.vae_tile and min(r.width, r.height) > 256:
+        yield {"model.vae_tile": 256}
+    for frames in (49, 33, 17):
+        if frames < r.frames:
+            yield {"rollout.frames": frames}
+    step = 2 * shapes.spatial
+    for share in (0.75, 0.5):
+        yield {
+            "rollout.width": max(round(r.width * share / step), 1) * step,
+            "rollout.height": max(round(r.height * share / step), 1) * step,
+        }
+
+
+def with_changes(config: Config, changes: Changes) -> Config:
+    """A configuration with other values at `table.key`."""
+    for name, value in changes.items():
+        table, key = name.split(".")
+        config = replace(config, **{table: replace(getattr(config, table), **{key: value})})
+    return config
+
+
+def words(changes: Changes) -> str:
+    """Changes as they stand in a TOML file."""
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in changes.items())
+
+
+def gigabytes(size: float) -> str:
+    """Bytes as `12.3 GB`, with two places below 1 GB."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e9:.2f} GB"
+
+
+def check_memory(
+    config: Config,
+    device: torch.device,
+    limit: int | None = None,
+    processes: int = 1,
+    warn: Callable[[str], None] | None = None,
+) -> None:
+    """Refuse a run that the device's memory clearly cannot hold, before a network is loaded.
+
+    Args:
+        config: the configuration.
+        device: where it will run.
+        limit: bytes that it may take; None is what is free now.
+        processes: number of processes that share sharded weights.
+        warn: told when it is close.
+
+    Raises:
+        FlashGRPOError: with the need, the limit and the fix.
+    """
+    full = with_embedded_files(config)
+    shapes = model_shapes(full)
+    limit = free_bytes(device) if limit is None else limit
+    if limit is None or _surely_fits(full, shapes, limit):
+        return
+    streamed = device.type == "cuda" and MARGIN * 2 * shapes.encoder_parameters > limit
+    plan = plan_memory(full, shapes, device, processes=processes, streamed=streamed)
+    peak = plan.peak
+    if REFUSE * peak.device <= limit:
+        if peak.device > limit and warn is not None:
+            warn(
+                f"the {peak.name} phase needs about {gigabytes(peak.device)}, {gigabytes(limit)} are "
+                "free: it may run out of memory"
+            )
+        return
+    found = fit(full, shapes, limit / 1e9, device=device, processes=processes)
+    fix = f"set {words(found.changes)}" if found.fits else "use a smaller model or a larger card"
+    kind = "main memory" if device.type == "cpu" else f"memory of {device}"
+    raise FlashGRPOError(
+        f"the {peak.name} phase needs about {gigabytes(peak.device)}, {gigabytes(limit)} of {kind} "
+        f"are free: {fix} (`flashgrpo plan` shows every phase)"
+    )
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device; None when it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cpu":
+        try:
+            import psutil
+        except ImportError:
+            return None
+        return int(psutil.virtual_memory().available)
+    return None
+
+
+def _surely_fits(config: Config, shapes: ModelShapes, limit: int) -> bool:
+    """A bound that takes no tracing: everything in fp32, activations of every layer kept."""
+    r, spec = config.rollout, shapes.spec
+    tokens = (r.frames + 3) // 4 * (r.height // 16 + 1) * (r.width // 16 + 1)
+    kept = 4 * tokens * (24 * spec.dim + 4 * spec.ffn_dim) * spec.num_layers
+    batch = 2 * max(r.micro_batch, config.eval.seeds if r.micro_batch > 1 else 1)
+    pixels = 200 * 4 * r.width * r.height * min(r.frames, 8) * r.decode_batch
+    networks = 4 * (2 * spec.parameters + shapes.vae.parameters + shapes.encoder_parameters)
+    return networks + batch * kept + pixels < min(limit // 2, SMALL_BYTES)
