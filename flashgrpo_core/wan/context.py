@@ -45,6 +45,5 @@ class _Repeat:
     ) -> torch.Tensor | None:
         if len(rows) == self.videos:
             return None
-        if len(rows) == 1:
-            return rows.expand(self.videos, -1, -1)
+        # Copied, not expanded: not every attention backend takes a batch stride of 0.
         return rows.repeat_interleave(self.videos // len(rows), dim=0)
