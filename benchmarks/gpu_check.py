@@ -60,7 +60,12 @@ class Table:
 
     def __init__(self, seconds: float) -> None:
         self.rows: list[Row] = []
-        self.end = time.monotonic() + seconds
+        self.last = self.end = time.monotonic() + seconds
+
+    def give(self, share: float) -> None:
+        """Let the next part have a share of the time that is left."""
+        now = time.monotonic()
+        self.end = now + share * (self.last - now)
 
     def left(self) -> float:
         return self.end - time.monotonic()
@@ -149,9 +154,15 @@ def main(argv: list[str] | None = None) -> int:
     timer.daemon = True
     timer.start()
     device = torch.device("cpu" if asked.cpu_dry_run else "cuda")
-    parts = (gpu_parts.environment, gpu_parts.small, gpu_parts.real_1_3b, gpu_parts.real_14b)
-    for part in parts:
+    parts = {
+        gpu_parts.environment: 1.0,
+        gpu_parts.small: 0.3,
+        gpu_parts.real_1_3b: 0.7,
+        gpu_parts.real_14b: 1.0,
+    }
+    for part, share in parts.items():
         try:
+            table.give(share)
             table.check()
             part(table, device)
         except OutOfTime:

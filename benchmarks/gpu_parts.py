@@ -39,7 +39,7 @@ from flashgrpo_core.wan.weights import finish
 Gradient = dict[str, torch.Tensor]
 GIB = 2**30
 STEPS, WINDOW, PROMPTS, GROUP = 4, (0, 2), ("a", "b"), 2
-OUT_OF_MEMORY = torch.OutOfMemoryError
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError
 
 
 class Clock(Control):
@@ -282,6 +282,7 @@ class Iteration:
         with self.phase(f"rollout, {label}"):
             shares = sample_shares(self.groups, 1)
             self.rollouts = list(self.sampler.sample_all(self.groups, shares))
+            self.sampler.forget()
 
     def decode(self, label: str, run: Callable[[torch.Tensor], object]) -> None:
         with self.phase(f"decode of one video, {label}"):
@@ -320,19 +321,18 @@ def real_1_3b(table: Table, device: torch.device) -> None:
     policy, vae = random_policy(spec, device), random_vae(device)
     blocks = spec.num_layers
     for frames in (9, 5) if toy else (81, 49, 33, 17, 5):
-        work = Iteration(
-            table, "1.3B", policy, vae, (96, 32, frames) if toy else (832, 480, frames)
-        )
-        shown = f"{frames} frames"
+        size = (96, 32, frames) if toy else (832, 480, frames)
+        work = Iteration(table, "1.3B", policy, vae, size)
+        shown, first = f"{frames} frames", None
         try:
             work.rollout(f"{shown}, exact savings", savings=True)
             work.decode(f"{shown}, in pieces", lambda z: decode_latents(vae, z))
             first = work.update(f"{shown}, exact savings, recomputing all")
-            break
         except OUT_OF_MEMORY:
             table.add(Row("1.3B", shown, "out of memory"))
-            work.rollouts, work.sampler = [], None  # type: ignore[assignment]
-            release(device)
+        release(device)
+        if first is not None:
+            break
     else:
         return
     use_tiles(vae, 64 if toy else 256)
@@ -345,17 +345,16 @@ def real_1_3b(table: Table, device: torch.device) -> None:
             return to_bytes(vae.decode(z.to(parameter)).sample)
 
     attempt(work, lambda: work.decode(f"{shown}, at once", at_once))
-    attempt(work, lambda: work.rollout(f"{shown}, no savings", savings=False))
-    attempt(work, lambda: work.update(f"{shown}, no savings, recomputing all", first))
-    attempt(work, lambda: work.rollout(f"{shown}, shared prefix", savings=True))
     for keep in (blocks // 2, blocks):
         checkpoint_blocks(policy.transformer, keep)
-        forget(work)
         attempt(work, lambda n=keep: work.update(f"{shown}, {n} of {blocks} blocks kept", first))
+    checkpoint_blocks(policy.transformer)
+    attempt(work, lambda: work.rollout(f"{shown}, no savings", savings=False))
+    attempt(work, lambda: work.update(f"{shown}, no savings, recomputing all", first))
     del policy, work
     release(device)
     swapped = random_policy(spec, device, swap=blocks // 2)
-    work = Iteration(table, "1.3B", swapped, vae, (96, 32, frames) if toy else (832, 480, frames))
+    work = Iteration(table, "1.3B", swapped, vae, size)
     attempt(work, lambda: work.rollout(f"{shown}, {blocks // 2} blocks swapped", savings=True))
     forget(work)
     attempt(work, lambda: work.update(f"{shown}, {blocks // 2} blocks swapped", first))
@@ -392,10 +391,9 @@ def attempt(work: Iteration, step: Callable[[], object]) -> None:
 
 
 def forget(work: Iteration) -> None:
-    """Drop kept graphs, so that the update computes its forward itself."""
+    """Drop kept graphs, so that the next update computes its forward itself."""
     for rollout in work.rollouts:
         rollout.velocity = None
-    work.sampler.forget()
 
 
 def release(device: torch.device) -> None:

@@ -7,20 +7,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu_check.py"
 
 
-def start(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
 def test_every_part_runs_and_the_table_comes_last(tmp_path: Path) -> None:
-    done = start("--cpu-dry-run", "--json", str(tmp_path / "rows.json"))
+    command = [sys.executable, str(SCRIPT), "--cpu-dry-run", "--json", str(tmp_path / "rows.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     lines = done.stdout.strip().splitlines()
@@ -39,21 +37,23 @@ def test_every_part_runs_and_the_table_comes_last(tmp_path: Path) -> None:
             assert row["value"] <= 2e-2, row
 
 
-def test_without_a_gpu_it_says_so() -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    done = start()
-    assert done.returncode == 0
-    assert "no CUDA GPU" in done.stdout
-
-
-def test_rows_beyond_their_limit_fail() -> None:
+def module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_check_test", SCRIPT)
     assert spec is not None and spec.loader is not None
     check = importlib.util.module_from_spec(spec)
     sys.modules["gpu_check_test"] = check
     spec.loader.exec_module(check)
+    return check
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert module().main([]) == 0
+    assert "no CUDA GPU" in capsys.readouterr().out
+
+
+def test_rows_beyond_their_limit_fail() -> None:
+    check = module()
     table = check.Table(60)
     for value, result in ((0.5, "ok"), (2.0, "FAILED"), (float("nan"), "FAILED")):
         table.add(check.Row("small", "number", value=value, limit=1.0))
