@@ -8,29 +8,20 @@ Weights, optimizer state and what is kept in main memory are added from their si
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .build import rollout_settings, text_tokens, with_embedded_files
-from .conditioning import StartImage, blank_image
+from .build import text_tokens, with_embedded_files
 from .config import Config
-from .config_io import flow_shift
-from .groups import PromptGroup
-from .memory_trace import Trace
+from .memory_work import traced_work
 from .model_shapes import ModelShapes, empty_policy, model_shapes
 from .networks import pick_dtype, resting_storage
 from .policy import WanPolicy, forwards_per_velocity
-from .rollout import RolloutSampler
-from .schedule import make_schedule
-from .sde import log_prob, transition_mean
-from .wan.decode import decode_latents
+from .wan.detect import WanSpec
 from .wan.storage import resident_bytes
-from .wan.vae import TEMPORAL, empty_vae, encode_pixels
+from .wan.vae import TEMPORAL, empty_vae
 
 #: Main memory that a video takes while it is decoded and scored, in bytes per pixel and frame.
 VIDEO_BYTES = 3 + 4 * 3
@@ -91,38 +82,6 @@ class MemoryPlan:
         return max(phase.host for phase in self.phases)
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Peak bytes, bytes at a mark, and floating-point operations of a traced computation."""
-
-    peak: float
-    mark: float
-    flops: float
-
-    def further(self, other: _Measured, steps: int) -> _Measured:
-        """This plus `steps` times the difference from `other` to this."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return _Measured(*(a + steps * (a - b) for a, b in pairs))
-
-    def plus(self, other: _Measured, base: _Measured) -> _Measured:
-        """This plus what `other` has more than `base`."""
-        triples = zip(*(dataclasses.astuple(m) for m in (self, other, base)), strict=True)
-        return _Measured(*(a + b - c for a, b, c in triples))
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What the traced computations of a run take."""
-
-    sample: _Measured
-    evaluate: _Measured
-    train: _Measured
-    decode: _Measured
-    image: _Measured
-    forward: float
-    trained: int
-
-
 def plan_memory(
     config: Config,
     shapes: ModelShapes | None = None,
@@ -155,16 +114,14 @@ def plan_memory(
     vae_dtype = torch.float32 if one_memory else dtype
     storage = resting_storage(model.storage, spec, device)
     full = replace(full, model=replace(model, storage=storage))
-    work = _work(full, shapes, dtype, vae_dtype, one_memory, images)
+    work = traced_work(full, shapes, dtype, vae_dtype, one_memory, images)
 
     experts, trained = _experts(full)
-    policy = empty_policy(full, spec, dtype, spec.num_layers, model.blocks_to_keep)
-    lora = sum(p.numel() for p in policy.parameters().values())
-    every = sum(p.nbytes for p in policy.transformer.parameters())
-    rests = every if one_memory else resident_bytes(policy.transformer)
-    swapped = every - rests
-    frozen = sum(p.numel() for p in policy.transformer.parameters()) - lora
+    size = _sizes(full, spec, dtype, one_memory)
+    lora, swapped = size.lora, size.swapped
+    rests = size.resident
     if model.shard and processes > 1:
+        policy = empty_policy(full, spec, dtype, spec.num_layers, model.blocks_to_keep)
         rests = sharding_plan(policy, processes).device_bytes
     network = [rests - (0 if i < trained else 4 * lora) for i in range(experts)]
     vae = sum(p.numel() for p in empty_vae(shapes.vae).parameters()) * vae_dtype.itemsize
@@ -233,12 +190,42 @@ def plan_memory(
         phases = [replace(p, working=p.working + p.host - away, host=0) for p in phases]
     return MemoryPlan(
         tuple(phases),
-        frozen,
+        size.parameters,
         lora,
         work.forward,
         work.train.flops / work.trained / forwards_per_velocity(full.rollout.guidance),
         work.decode.flops,
     )
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """One transformer: bytes on the device with the LoRA, bytes swapped, and parameters."""
+
+    resident: int
+    swapped: int
+    parameters: int
+    lora: int
+
+
+def _sizes(config: Config, spec: WanSpec, dtype: torch.dtype, one_memory: bool) -> _Sizes:
+    """Sizes of the whole transformer from those of one and two blocks."""
+
+    def measured(blocks: int, swap: int) -> tuple[int, int, int, int]:
+        own = replace(config, model=replace(config.model, blocks_to_swap=swap))
+        policy = empty_policy(own, replace(spec, num_layers=blocks), dtype, blocks, 0)
+        every = list(policy.transformer.parameters())
+        lora = sum(p.numel() for p in policy.parameters().values())
+        rests = resident_bytes(policy.transformer)
+        buffers = sum(b.nbytes for b in policy.transformer.buffers())
+        total = sum(p.nbytes for p in every) + buffers
+        return rests, total, sum(p.numel() for p in every) - lora, lora
+
+    one, two, apart = measured(1, 0), measured(2, 0), measured(1, 1)
+    blocks, swap = spec.num_layers, config.model.blocks_to_swap
+    rests, total, count, lora = (a + (blocks - 1) * (b - a) for a, b in zip(one, two, strict=True))
+    swapped = swap * (one[0] - apart[0])
+    return _Sizes(total if one_memory else rests - swapped, swapped, count, lora)
 
 
 @dataclass(frozen=True)
@@ -297,158 +284,3 @@ def _graphs(config: Config, size: int) -> int:
     shared = r.noise == "shared" and r.shared_prefix
     units = r.prompts_per_iteration * (1 if shared else -(-r.group_size // r.micro_batch))
     return min(units, limit // size) * size
-
-
-_KNOWN: dict[str, _Work] = {}
-
-
-def _work(
-    config: Config,
-    shapes: ModelShapes,
-    dtype: torch.dtype,
-    vae_dtype: torch.dtype,
-    one_memory: bool,
-    images: bool | None,
-) -> _Work:
-    """Trace everything once for each set of settings that matters."""
-    model, blocks = config.model, shapes.spec.num_layers
-    swap = model.blocks_to_swap
-    kinds = (swap < blocks, swap > 0)
-    tables = [
-        {**dataclasses.asdict(model), "blocks_to_swap": 0, "offload": False, "device": ""},
-        {**dataclasses.asdict(config.rollout), "keep_graph": 0.0},
-        dataclasses.asdict(config.schedule),
-        config.eval.seeds,
-    ]
-    key = json.dumps([str(shapes), str(dtype), str(vae_dtype), one_memory, images, kinds, tables])
-    if key not in _KNOWN:
-        _KNOWN[key] = _trace_all(config, shapes, dtype, vae_dtype, one_memory, images)
-    return _KNOWN[key]
-
-
-def _trace_all(
-    config: Config,
-    shapes: ModelShapes,
-    dtype: torch.dtype,
-    vae_dtype: torch.dtype,
-    one_memory: bool,
-    images: bool | None,
-) -> _Work:
-    spec, r = shapes.spec, config.rollout
-    settings = rollout_settings(config, spec.out_channels, shapes.spatial)
-    shape = settings.latent_shape
-    image = blank_image(spec, shape)
-    if image is None and spec.family == "wan2.2-ti2v-5b" and images is not False:
-        image = StartImage(first=torch.zeros(shape[0], 1, *shape[2:]))
-    context = torch.zeros(text_tokens(config), spec.text_dim)
-    schedule = make_schedule(config.schedule.kind, 2, flow_shift(config))
-    whole = r.noise == "shared" and r.shared_prefix
-
-    def sampler_of(policy: WanPolicy) -> RolloutSampler:
-        return RolloutSampler(
-            policy,
-            schedule,
-            settings,
-            lambda prompt: context,
-            context if settings.guided else None,
-            images=None if image is None else lambda path: image,
-        )
-
-    def group_of(size: int) -> PromptGroup:
-        noise = (1,) * size if r.noise == "shared" else tuple(range(size))
-        return PromptGroup("", "", 0, noise, tuple(range(size)), "" if image else None)
-
-    def sample(policy: WanPolicy, trace: Trace, size: int) -> float:
-        sampler_of(policy).sample(group_of(size), range(size))
-        return 0.0
-
-    def train(policy: WanPolicy, trace: Trace) -> float:
-        size = r.group_size if whole else min(r.micro_batch, r.group_size)
-        sampler, group = sampler_of(policy), group_of(size)
-        latents = torch.zeros(1 if whole else size, *shape, device="meta")
-        step = sampler.transition(group)
-        velocity = sampler.velocity(group, latents)
-        kept = trace.live
-        after = torch.zeros(size, *shape, device="meta")
-        log_prob(step, after, transition_mean(step, latents, velocity)).sum().backward()
-        return float(kept)
-
-    def by_blocks(run: Callable[[WanPolicy, Trace], float]) -> _Measured:
-        def measure(blocks: int, keep: int) -> _Measured:
-            policy = empty_policy(config, spec, dtype, blocks, keep)
-            trace = Trace(one_memory)
-            trace.know([*policy.transformer.parameters(), *policy.transformer.buffers(), context])
-            with trace:
-                mark = run(policy, trace)
-            return _Measured(trace.peak, mark, trace.flops)
-
-        blocks = spec.num_layers
-        keep = min(config.model.blocks_to_keep, blocks) * config.model.gradient_checkpointing
-        if blocks <= 4:
-            return measure(blocks, keep)
-        if keep in (0, blocks):
-            return measure(3, min(keep, 3)).further(measure(2, min(keep, 2)), blocks - 3)
-        few = min(keep, 2)
-        found = measure(few + 2, few)  # two that recompute, `few` that keep
-        recompute = found.further(measure(few + 1, few), blocks - keep - 2)
-        if keep == few:
-            return recompute
-        more = measure(few + 3, few + 1).further(found, keep - few - 1)
-        return recompute.plus(more, found)
-
-    batch = min(r.micro_batch, r.group_size)
-    seeds = min(r.micro_batch, config.eval.seeds)
-    sampled = by_blocks(lambda policy, trace: sample(policy, trace, batch))
-    more = seeds > batch
-    velocities = 1 + batch if whole else 2 * batch  # two steps, the first perhaps shared
-    return _Work(
-        sample=sampled,
-        evaluate=by_blocks(lambda policy, trace: sample(policy, trace, seeds)) if more else sampled,
-        train=by_blocks(train),
-        decode=_decode(config, shapes, vae_dtype, one_memory),
-        image=_encode_image(config, shapes, vae_dtype, one_memory, image is not None),
-        forward=sampled.flops / velocities / forwards_per_velocity(r.guidance),
-        trained=1 if whole else batch,
-    )
-
-
-def _empty_vae(shapes: ModelShapes, dtype: torch.dtype) -> Any:
-    return empty_vae(shapes.vae).to(dtype).eval().requires_grad_(False)
-
-
-def _decode(config: Config, shapes: ModelShapes, dtype: torch.dtype, one_memory: bool) -> _Measured:
-    """Decoding a few latent frames; each further one is the same again."""
-    r, vae = config.rollout, _empty_vae(shapes, dtype)
-    frames = (r.frames - 1) // TEMPORAL + 1
-    side = config.model.vae_tile or max(r.width, r.height)
-    height, width = min(r.height, side) // shapes.spatial, min(r.width, side) // shapes.spatial
-    area = r.height * r.width / (height * width * shapes.spatial**2)
-
-    def measure(frames: int) -> _Measured:
-        trace = Trace(one_memory)
-        trace.know(vae.parameters())
-        shape = (r.decode_batch, shapes.vae.z_dim, frames, height, width)
-        with trace:
-            decode_latents(vae, torch.zeros(shape, device="meta"))
-        return _Measured(trace.peak, 0.0, area * trace.flops / r.decode_batch)
-
-    if frames <= 3:
-        return measure(frames)
-    three = measure(3)
-    return replace(three, flops=three.further(measure(2), frames - 3).flops)
-
-
-@torch.no_grad()
-def _encode_image(
-    config: Config, shapes: ModelShapes, dtype: torch.dtype, one_memory: bool, needed: bool
-) -> _Measured:
-    if not needed:
-        return _Measured(0.0, 0.0, 0.0)
-    r, vae, trace = config.rollout, _empty_vae(shapes, dtype), Trace(one_memory)
-    trace.know(vae.parameters())
-    frames = min(r.frames, 2 * TEMPORAL + 1)
-    with trace:
-        encode_pixels(vae, torch.zeros(1, 3, frames, r.height, r.width, device="meta"))
-    # The whole video goes in at once.
-    more = 3 * (r.frames - frames) * r.height * r.width * (4 + dtype.itemsize)
-    return _Measured(trace.peak + more, 0.0, trace.flops)
