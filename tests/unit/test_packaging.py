@@ -35,7 +35,7 @@ PROVIDED = {
     "transformers": "peft",
 }
 #: Extras and optional tools: only where their absence is answered.
-OPTIONAL = {"aiohttp", "av", "cv2", "rapidocr", "tensorboard", "wandb"}
+OPTIONAL = {"aiohttp", "av", "cv2", "rapidocr", "tensorboard", "torchao", "wandb"}
 #: ComfyUI's own modules and what it always brings: for `nodes/` and the entry point.
 COMFY = {"aiohttp", "comfy", "comfy_api", "comfy_execution", "folder_paths", "server"}
 
