@@ -67,6 +67,12 @@ ADVANCED: dict[str, tuple[str, str, float | None, bool]] = {
 #: were saved before stay valid.
 ADDED: dict[str, tuple[str, str, float | None, bool]] = {
     "suffix_share": ("rollout", "suffix_share", 0.05, True),
+    "cache_threshold": ("rollout", "cache_threshold", 0.01, True),
+    "guidance_batched": ("rollout", "guidance_batched", None, True),
+    "kl_on_drop": ("loss", "kl_on_drop", 0.001, True),
+    "blocks_to_keep": ("model", "blocks_to_keep", None, True),
+    "vae_tile": ("model", "vae_tile", 64, True),
+    "optimizer": ("optim", "kind", None, True),
 }
 
 

@@ -16,6 +16,8 @@ INPUT_NAMES = {
     "speed_loras": "speed LoRAs",
     "negative": "negative prompt",
     "kl": "KL weight",
+    "kl_on_drop": "KL on drop",
+    "vae_tile": "VAE tile",
     "sde": "SDE",
     "ema_decay": "EMA decay",
     "on_nan": "when not finite",

@@ -3,6 +3,36 @@
 from __future__ import annotations
 
 TEXTS: dict[str, tuple[str, str]] = {
+    "cache threshold": ("단계 캐시 임곗값", "步缓存阈值"),
+    "guidance batched": ("가이던스 일괄 계산", "引导合并计算"),
+    "KL on drop": ("하락 시 KL", "下降时的 KL"),
+    "blocks to keep": ("활성값을 남길 블록", "保留激活的块数"),
+    "VAE tile": ("VAE 타일", "VAE 分块"),
+    "optimizer": ("최적화기", "优化器"),
+    "Step caching of the steps after the stochastic one: a step whose first block changes by less than this share since the last full step skips the other blocks. 0 = off; 0.05 to 0.2 are usual: cheaper videos, an approximate reward, an unchanged gradient.": (
+        "확률적 단계 이후의 단계 캐싱입니다. 마지막 전체 단계 이후 첫 블록의 변화가 이 비율보다 작은 단계는 나머지 블록을 건너뜁니다. 0 = 끔, 보통 0.05~0.2입니다. 비디오는 싸지고 보상은 근사치가 되며 기울기는 그대로입니다.",
+        "随机步之后各步的缓存：首块自上次完整步以来的变化小于此比例的步会跳过其余块。0 = 关闭，常用 0.05 至 0.2：视频更便宜，奖励为近似值，梯度不变。",
+    ),
+    "Both halves of guidance in one forward (batched: more memory, faster for small videos) or one after the other (sequential); auto batches forwards of up to 4096 tokens.": (
+        "가이던스의 두 절반을 한 번에 계산하거나(batched: 메모리를 더 쓰고 작은 비디오에서 빠름) 차례로 계산합니다(sequential). auto는 토큰 4096개까지 한 번에 계산합니다.",
+        "引导的两半在一次前向中计算（batched：占用更多内存，小视频更快）或依次计算（sequential）；auto 对不超过 4096 个 token 的前向合并计算。",
+    ),
+    "Weight of the KL divergence from when the validation reward first falls below its best by more than its interval; 0 = never.": (
+        "검증 보상이 처음으로 최고치보다 그 구간 이상 떨어진 때부터의 KL 발산 가중치입니다. 0 = 사용 안 함.",
+        "自验证奖励首次比最佳值低出其区间起 KL 散度的权重；0 = 从不。",
+    ),
+    "With gradient_checkpointing, transformer blocks, from the last, whose activations are kept and not recomputed: less time, more memory.": (
+        "gradient_checkpointing을 쓸 때 마지막부터 세어 활성값을 남겨 다시 계산하지 않는 트랜스포머 블록 수입니다. 시간은 줄고 메모리는 늘어납니다.",
+        "使用 gradient_checkpointing 时，从最后一块数起保留激活、不再重算的 Transformer 块数：时间更少，内存更多。",
+    ),
+    "Side in pixels of the overlapping tiles that the VAE decodes one by one, a multiple of 64; 0 = whole frames, which is exact. Try 256 when decoding runs out of memory.": (
+        "VAE가 하나씩 디코딩하는 겹치는 타일의 한 변(픽셀), 64의 배수입니다. 0 = 전체 프레임(정확). 디코딩 중 메모리가 부족하면 256을 써 보십시오.",
+        "VAE 逐个解码的重叠分块边长（像素），为 64 的倍数；0 = 整帧（精确）。解码内存不足时可试 256。",
+    ),
+    "adamw, or adamw8bit, which keeps AdamW's moments in 8 bits (a quarter of their memory, which matters for large ranks); it comes with pip install 'flashgrpo[adamw8bit]'.": (
+        "adamw, 또는 AdamW의 모멘트를 8비트로 두는 adamw8bit(메모리 4분의 1, 랭크가 클 때 의미 있음). pip install 'flashgrpo[adamw8bit]'로 설치합니다.",
+        "adamw，或以 8 位保存 AdamW 动量的 adamw8bit（内存为四分之一，秩较大时有意义）；通过 pip install 'flashgrpo[adamw8bit]' 安装。",
+    ),
     "suffix share": ("나머지 단계 비율", "后段步数比例"),
     "Share of the steps after the stochastic one that is taken; below 1 a second-order solver takes them (DPM-Solver++ 2M): cheaper videos, an approximate reward, an unchanged gradient.": (
         "확률적 단계 이후의 단계 중 실제로 밟는 비율입니다. 1보다 작으면 2차 해법(DPM-Solver++ 2M)이 대신합니다. 비디오는 싸지고 보상은 근사치가 되며 기울기는 그대로입니다.",
