@@ -183,7 +183,7 @@ def policy_gradient(
         unit_loss = per_sample[chosen].sum() / count
         if reference is not None:
             kl = kl_divergence(step, velocity, reference).expand(len(mask))[chosen].sum()
-            unit_loss = unit_loss + loss.kl * kl / count
+            unit_loss = unit_loss + loss.kl * unit.group.importance * kl / count
             sums[1] += kl.item()
         if world.lockstep is None:  # else the others are in this backward pass with us already
             control.check()

@@ -194,6 +194,24 @@ def test_what_an_update_measures(noise: str) -> None:
     assert norm(own) > 0
 
 
+def test_all_of_a_group_s_loss_has_its_importance() -> None:
+    """The KL divergence too: its expectation is over the draw of steps like the rest."""
+    policy = tiny_policy(moved=0.1)
+    sampler, groups = tiny_sampler(policy), tiny_groups(3)
+    rollouts, advantages = sample_all(sampler, groups), advantages_for(groups)
+    plain, stats = update(sampler, groups, rollouts, advantages, kl=0.5)
+    heavy = [dataclasses.replace(group, importance=1.7) for group in groups]
+    for rollout in rollouts:
+        rollout.group = heavy[groups.index(rollout.group)]
+    sampler.forget()
+    got, heavier = update(sampler, heavy, rollouts, advantages, kl=0.5)
+    assert stats.kl > 0 and heavier.kl == pytest.approx(stats.kl, rel=1e-6)
+    assert heavier.loss == pytest.approx(1.7 * stats.loss, rel=1e-5)
+    assert norm({n: got[n] - 1.7 * plain[n] for n in got}) < 1e-5 * norm(got)
+    for step, norms in stats.by_step.items():
+        assert heavier.by_step[step] == pytest.approx(norms, rel=1e-5)
+
+
 def test_state_is_complete() -> None:
     rng = np.random.default_rng(0)
     one, two = StepSignals(4), StepSignals(4)
