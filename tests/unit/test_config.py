@@ -59,6 +59,7 @@ def test_every_field_has_help_that_is_a_sentence() -> None:
                 "cuda",
                 "simple",
                 "attention",
+                "adamw",
             }, (field.name, text)
             assert text.endswith((".", ")")), field.name
 
