@@ -15,8 +15,9 @@ from .devices import pick_device
 from .embedded import with_embedded_files
 from .errors import FlashGRPOError
 from .memory import MemoryPlan, plan_memory, sharding_plan
-from .memory_fit import CARDS, Fit, fit, free_bytes, words
+from .memory_fit import CARDS, fit, free_bytes
 from .memory_rate import measured_rate
+from .memory_text import card_table, gb, phase_table
 from .model_shapes import empty_policy, model_shapes
 from .networks import pick_dtype, resting_storage
 from .presets import PRESETS
@@ -65,13 +66,13 @@ def answer(
         "tflops_per_iteration": {name: value / 1e12 for name, value in flops.items()},
         "seconds_per_iteration": seconds,
     }
-    lines = [_phase_table(found, seconds, flops), ""]
+    lines = [phase_table(found, seconds, flops), ""]
     if device.type == "cpu":
         free = free_bytes(device)
         lines.append(
-            f"peak {_gb(found.peak.device)} of main memory beyond Python and its libraries "
+            f"peak {gb(found.peak.device)} of main memory beyond Python and its libraries "
             f"(about 0.8 GB), in {found.peak.name}"
-            + ("" if free is None else f"; {_gb(free)} are free")
+            + ("" if free is None else f"; {gb(free)} are free")
         )
     else:
         cards = [fit(full, shapes, card, **given) for card in CARDS]
@@ -86,31 +87,15 @@ def answer(
             for f in cards
         ]
         lines += [
-            f"peak {_gb(found.peak.device)} on the device in {found.peak.name}, "
-            f"{_gb(found.host)} of main memory",
+            f"peak {gb(found.peak.device)} on the device in {found.peak.name}, "
+            f"{gb(found.host)} of main memory",
             "",
-            table(_card_rows(cards)),
+            card_table(cards),
         ]
     if full.model.shard and processes > 1:
         lines += ["", _sharding(full, processes, data)]
     lines += ["", _basis(device)]
     return Answer("\n".join(lines), data)
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
-
-
-def _phase_table(
-    found: MemoryPlan, seconds: dict[str, float] | None, flops: dict[str, float]
-) -> str:
-    rows = [["phase", "weights", "kept", "working", "device", "main memory", "TFLOP", "time"]]
-    for p in found.phases:
-        work = f"{flops[p.name] / 1e12:,.1f}" if p.name in flops else ""
-        time = f"{seconds[p.name]:,.0f} s" if seconds and p.name in seconds else ""
-        sizes = [_gb(v) for v in (p.weights, p.kept, p.working, p.device, p.host)]
-        rows.append([p.name, *sizes, work, time])
-    return table(rows)
 
 
 def _times(
@@ -135,22 +120,6 @@ def _times(
     return {name: value / rate / 1e12 for name, value in flops.items()}, flops
 
 
-def _card_rows(cards: list[Fit]) -> list[list[str]]:
-    rows = [["card", "fits", "peak", "in", "  change"]]
-    for f in cards:
-        change = words(f.changes) or "nothing"
-        if not f.fits:
-            change = "not with any change known here"
-        if f.streamed:
-            change += "; the text encoder streams from main memory"
-        verdict = "yes" if f.fits and not f.changes else "then" if f.fits else "no"
-        rows.append(
-            [f"{f.card_gb:g} GB", verdict, _gb(f.plan.peak.device), f.plan.peak.name, "  " + change]
-        )
-    width = max(len(row[-1]) for row in rows)
-    return [[*row[:-1], row[-1].ljust(width)] for row in rows]
-
-
 def _sharding(config: Config, processes: int, data: dict[str, Any]) -> str:
     spec = model_shapes(config).spec
     dtype = pick_dtype(config.model.dtype, spec.weight_dtype, torch.device("cuda"))
@@ -162,7 +131,7 @@ def _sharding(config: Config, processes: int, data: dict[str, Any]) -> str:
     total = sum(found.parameters)
     return (
         f"sharded over {processes} processes: {min(found.parameters):,} to "
-        f"{max(found.parameters):,} of {total:,} parameters each, {_gb(found.device_bytes)} per "
+        f"{max(found.parameters):,} of {total:,} parameters each, {gb(found.device_bytes)} per "
         "device with two gathered blocks and the LoRA"
     )
 

@@ -150,6 +150,7 @@ def plan_memory(
         away, encoder = away + encoder, shapes.encoder_streamed * itemsize
     clip = 4 * shapes.clip_parameters
 
+    judged = away + host + video + latents * full.eval.prompts * full.eval.seeds
     phases = [
         Phase("load", 0 if alone else networks, 0, shapes.largest_tensor, away + host),
         Phase(
@@ -176,12 +177,10 @@ def plan_memory(
             int(max(work.train.peak + gradients, gradients + trained * 4 * lora)),
             away + host + rollouts,
         ),
-        Phase(
-            "evaluate",
-            max(sampling, decoding),
-            adam,
-            int(max(work.evaluate.peak, work.decode.peak)),
-            away + host + video + latents * full.eval.prompts * full.eval.seeds,
+        max(
+            Phase("evaluate", sampling, adam, int(work.evaluate.peak), judged),
+            Phase("evaluate", decoding, adam, int(work.decode.peak), judged),
+            key=lambda phase: phase.device,
         ),
         Phase("checkpoint", sampling, adam, 0, away + host + trained * 4 * 5 * lora),
     ]

@@ -183,6 +183,13 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
+def total_bytes(device: torch.device) -> int | None:
+    """All memory of a device, for hosts that can free what is taken; None when it cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return free_bytes(device)
+
+
 def _surely_fits(config: Config, shapes: ModelShapes, limit: int) -> bool:
     """A bound that takes no tracing: everything in fp32, activations of every layer kept."""
     r, spec = config.rollout, shapes.spec

@@ -104,9 +104,9 @@ def _fourteen(model: _Model, name: str) -> dict[str, Preset]:
     return _by_card(
         name,
         {
-            (12, "416x240"): model.tables(416, 240, 17, storage="fp8", swap=40),
-            (16, "416x240"): model.tables(416, 240, storage="fp8", swap=32),
-            (24, "624x352"): model.tables(624, 352, storage="fp8", swap=28),
+            (12, "416x240"): model.tables(416, 240, storage="fp8", swap=32),
+            (16, "416x240"): model.tables(416, 240, storage="fp8", swap=22),
+            (24, "624x352"): model.tables(624, 352, storage="fp8", swap=16),
             (48, "832x480"): model.tables(832, 480, storage="fp8"),
             (80, "832x480"): model.tables(832, 480, micro_batch=2),
         },
@@ -133,8 +133,8 @@ PRESETS: dict[str, Preset] = {
     **_by_card(
         "Wan 2.2 5B",
         {
-            (12, "704x384"): _5B.tables(704, 384, storage="fp8", swap=12),
-            (16, "704x384"): _5B.tables(704, 384, storage="fp8"),
+            (12, "704x384"): _5B.tables(704, 384, storage="fp8"),
+            (16, "704x384"): _5B.tables(704, 384),
             (24, "704x384"): _5B.tables(704, 384, 49),
             (48, "704x384"): _5B.tables(704, 384, micro_batch=2),
             (80, "1280x704"): _5B.tables(1280, 704, 49),

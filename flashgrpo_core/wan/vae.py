@@ -192,16 +192,18 @@ def empty_vae(spec: VaeSpec, statistics: dict[str, list[float]] | None = None) -
 
     Args:
         spec: its sizes.
-        statistics: latent mean and std, `latents_mean` and `latents_std`; those of the 2.1 VAE are
-            the library's defaults.
+        statistics: latent mean and std, `latents_mean` and `latents_std`; None when only shapes
+            matter.
     """
+    if statistics is None:
+        statistics = {"latents_mean": [0.0] * spec.z_dim, "latents_std": [1.0] * spec.z_dim}
     arguments: dict[str, Any] = {
         "base_dim": spec.base_dim,
         "decoder_base_dim": spec.decoder_base_dim,
         "z_dim": spec.z_dim,
         "in_channels": spec.in_channels,
         "out_channels": spec.out_channels,
-        **(statistics or {}),
+        **statistics,
     }
     if spec.version == "2.2":
         arguments.update(is_residual=True, patch_size=2, scale_factor_spatial=16)
