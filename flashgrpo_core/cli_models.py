@@ -37,10 +37,10 @@ from .export import write_lora
 from .files import write_text_atomic
 from .lookup import find_file, resolve_files
 from .networks import merge_file, model_spec
+from .ode import OdeJob, sample_all_ode
 from .policy import adapter_pairs
 from .progress import Session, TerminalControl, result_words
 from .prompts import Prompt, read_prompts
-from .rollout import OdeJob, sample_all_ode
 from .runs.charts import number
 from .runs.events import read_events
 from .runs.folder import RunFolder

@@ -20,9 +20,10 @@ from .control import Control
 from .distributed import World
 from .experts import Policy
 from .groups import prompt_key
+from .ode import OdeJob, sample_all_ode
 from .prompts import Prompt
 from .rewards.mix import RewardMix
-from .rollout import OdeJob, RolloutSettings, sample_all_ode
+from .rollout import RolloutSettings
 from .schedule import Schedule
 from .scoring import score_latents
 from .seeds import derive_seed

@@ -23,10 +23,10 @@ from ..flashgrpo_core.conditioning import find_image
 from ..flashgrpo_core.config import Config
 from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.groups import prompt_key
+from ..flashgrpo_core.ode import OdeJob, sample_all_ode
 from ..flashgrpo_core.policy import policy_weights
 from ..flashgrpo_core.prompts import Prompt
 from ..flashgrpo_core.rewards.mix import RewardMix
-from ..flashgrpo_core.rollout import OdeJob, sample_all_ode
 from ..flashgrpo_core.scoring import score_latents
 from ..flashgrpo_core.seeds import derive_seed
 from ..flashgrpo_core.video import side_by_side, write_mp4

@@ -93,7 +93,8 @@ from flashgrpo_core.conditioning import StartImage
 from flashgrpo_core.experts import HIGH, LOW, TwoExperts, switch_step
 from flashgrpo_core.files import open_tensors
 from flashgrpo_core.policy import WanPolicy, adapter_pairs
-from flashgrpo_core.rollout import RolloutSettings, sample_ode
+from flashgrpo_core.ode import sample_ode
+from flashgrpo_core.rollout import RolloutSettings
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.seeds import normal
 from flashgrpo_core.wan.clip_vision import clip_vision_config, image_tokens, load_clip_vision

@@ -227,7 +227,7 @@ def test_a_5b_video_ends_on_its_start_image(tmp_path):
     """The given latent frame is reached without a mask, and the rest is a video of its own."""
     from flashgrpo_core.build import build_schedule, latent_layout, rollout_settings
     from flashgrpo_core.conditioning import StartImage
-    from flashgrpo_core.rollout import sample_ode
+    from flashgrpo_core.ode import sample_ode
     from flashgrpo_core.seeds import normal
 
     config = config_of(tmp_path, "wan2.2-ti2v-5b", rollout={"guidance": 1.0})

@@ -11,12 +11,13 @@ import torch
 
 from flashgrpo_core import scoring
 from flashgrpo_core.evaluation import EvalScores, evaluate, paired_interval, video_seed
+from flashgrpo_core.ode import sample_ode
 from flashgrpo_core.policy import WanPolicy
 from flashgrpo_core.prompts import Prompt
 from flashgrpo_core.rewards import REWARDS
 from flashgrpo_core.rewards.batch import VideoBatch
 from flashgrpo_core.rewards.mix import RewardMix
-from flashgrpo_core.rollout import RolloutSampler, sample_ode
+from flashgrpo_core.rollout import RolloutSampler
 from tests.unit._tiny import (  # noqa: F401
     PROMPTS,
     SHAPE,

@@ -13,7 +13,8 @@ from flashgrpo_core.config_io import build_config
 from flashgrpo_core.errors import FlashGRPOError
 from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.nft import nft_gradient, nft_loss, noise_levels, noised_units, optimality
-from flashgrpo_core.rollout import sample_ode, sample_shares
+from flashgrpo_core.ode import sample_ode
+from flashgrpo_core.rollout import sample_shares
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.seeds import derive_seed, normal
 from flashgrpo_core.strategies import without_noise

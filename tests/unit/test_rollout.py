@@ -12,14 +12,9 @@ from flashgrpo_core.distributed import World
 from flashgrpo_core.errors import Cancelled
 from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.groups import PromptGroup
+from flashgrpo_core.ode import sample_ode
 from flashgrpo_core.policy import WanPolicy
-from flashgrpo_core.rollout import (
-    Rollout,
-    RolloutSampler,
-    RolloutSettings,
-    sample_ode,
-    sample_shares,
-)
+from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings, sample_shares
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.sde import SDE_KINDS, log_prob, sde_transition, transition_mean
 from flashgrpo_core.seeds import normal

@@ -16,8 +16,9 @@ from flashgrpo_core.errors import Cancelled
 from flashgrpo_core.forwards import rollout_forwards
 from flashgrpo_core.groups import PromptGroup
 from flashgrpo_core.kept import KeptGraphs
+from flashgrpo_core.ode import sample_ode
 from flashgrpo_core.policy import WanPolicy
-from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings, sample_ode
+from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.strategies import stochastic_steps
 from flashgrpo_core.update import policy_gradient, update_units
