@@ -201,6 +201,8 @@ def test_the_paper_preset_is_the_paper() -> None:
         ),
         ({"rollout": {"width": 830}}, ["width 830", "816 or 832"]),
         ({"rollout": {"height": 100}}, ["height 100", "96 or 112"]),
+        ({"model": {"vae_tile": 100}}, ["model.vae_tile = 100", "multiple of 64", "256"]),
+        ({"optim": {"kind": "adam4bit"}}, ["optim.kind = 'adam4bit'", "adamw, adamw8bit"]),
         ({"rollout": {"frames": 80}}, ["frame count 80", "77 or 81"]),
         ({"rollout": {"group_size": 1}}, ["rollout.group_size = 1", "2 to"]),
         ({"rollout": {"prompts_per_iteration": 1}}, ["prompts_per_iteration = 1", "2 to"]),
