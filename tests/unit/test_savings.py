@@ -18,7 +18,7 @@ from flashgrpo_core.groups import PromptGroup
 from flashgrpo_core.kept import KeptGraphs
 from flashgrpo_core.ode import sample_ode
 from flashgrpo_core.policy import WanPolicy
-from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings
+from flashgrpo_core.rollout import Rollout, RolloutSampler, RolloutSettings, sample_shares
 from flashgrpo_core.schedule import make_schedule
 from flashgrpo_core.strategies import stochastic_steps
 from flashgrpo_core.update import policy_gradient, update_units
@@ -32,7 +32,7 @@ from tests.unit._tiny import (  # noqa: F401
     tiny_policy,
     tiny_sampler,
 )
-from tests.unit._train import WINDOW, advantages_for, update
+from tests.unit._train import WINDOW, Part, advantages_for, update
 
 SCHEDULE = make_schedule("simple", 8, 3.0)
 
@@ -169,6 +169,34 @@ def test_a_later_update_of_the_same_rollouts_computes_again() -> None:
     assert second_kept[1].ratio_drift == second[1].ratio_drift > 0
     for got, wanted in ((kept[0], plain[0]), (second_kept[0], second[0])):
         assert all(torch.equal(got[n], wanted[n]) for n in wanted)
+
+
+@pytest.mark.parametrize("noise", ["shared", "independent"])
+def test_kept_graphs_of_two_ranks_add_up_to_the_single_process(noise: str) -> None:
+    """A group that is cut between ranks is redrawn by one of them, which keeps that graph."""
+    groups = tiny_groups(3, noise=noise)
+    advantages, used = advantages_for(groups), np.ones((3, 4), bool)
+    shares = sample_shares(groups, 2)
+
+    def one(world: World, gib: float) -> tuple[dict[str, torch.Tensor], int, int]:
+        policy = tiny_policy(moved=0.1)
+        sampler = tiny_sampler(policy, micro_batch=2)
+        sampler.kept = KeptGraphs(policy, gib)
+        rollouts = [sampler.sample(groups[g], samples) for g, samples in world.deal(shares)]
+        sampler.forget()
+        units = update_units(sampler, groups, rollouts, used, world)
+        gradient, stats = policy_gradient(
+            policy, sampler, groups, units, advantages, used, LossConfig(), WINDOW, world=world
+        )
+        assert stats.ratio_drift == 0.0
+        return gradient, stats.forwards, stats.reused
+
+    wanted, forwards, reused = one(World(), 0.0)
+    parts = [one(Part(rank, 2), 1.0) for rank in range(2)]
+    for name, gradient in wanted.items():
+        assert torch.equal(sum(part[0][name] for part in parts).float(), gradient.float())
+    assert reused == 0 and sum(part[1] for part in parts) == forwards
+    assert sum(part[2] for part in parts) == forwards
 
 
 # Guidance.
