@@ -1,6 +1,6 @@
 """Workflows 05 to 08 from Run to a video with the LoRA, on small models of each architecture.
 
-    python tests/soak/family_workflows.py [--out tests/soak/results/family_workflows.json]
+    python tests/soak/family_workflows.py [--out tests/soak/results/family_workflows.json] [name ...]
 
 A real ComfyUI server; random weights, 128 wide and as deep as the real models, under the names that
 the workflows ask for; the VAE of the 5B model at its real size. Trains two iterations, saves the
@@ -43,7 +43,9 @@ def main() -> int:
     shutil.copyfile(comfy_tree() / "input" / "example.png", server.input / "example.png")
     for name in arguments.names:
         place_models(server, name, folder / "work")
-    rows = {}
+    # Named pairs replace their rows and leave the others.
+    old = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
+    rows = {} if len(arguments.names) == len(WORKFLOWS) else old.get("workflows", {})
     server.start(timeout=600)
     try:
         for name in arguments.names:
@@ -60,11 +62,11 @@ def main() -> int:
                 )
             rows[name] = row | {"seconds": round(time.monotonic() - started)}
             print(name, json.dumps(rows[name]), flush=True)
+            result = {"comfyui": COMFY_VERSION, "workflows": dict(sorted(rows.items()))}
+            arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    result = {"comfyui": COMFY_VERSION, "workflows": rows}
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     good = all(not row["not_loaded"] and row["difference"] > 0.1 for row in rows.values())
     print("all LoRAs matched and changed the video" if good else "FAILED")
     return 0 if good else 1
