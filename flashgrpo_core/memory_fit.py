@@ -68,7 +68,8 @@ def fit(config: Config, shapes: ModelShapes, card_gb: float, **given: Any) -> Fi
     streamed = MARGIN * 2 * shapes.encoder_parameters > limit
     changes: Changes = {}
     plan = plan_memory(config, shapes, streamed=streamed, **given)
-    for change in _candidates(config, shapes):
+    moves = torch.device(given.get("device", "cuda")).type != "cpu"
+    for change in _candidates(config, shapes, moves):
         if needed(plan) <= limit:
             break
         tried = with_changes(config, {**changes, **change})
@@ -79,20 +80,23 @@ def fit(config: Config, shapes: ModelShapes, card_gb: float, **given: Any) -> Fi
     return Fit(card_gb, plan, changes, needed(plan) <= limit, streamed)
 
 
-def _candidates(config: Config, shapes: ModelShapes) -> Iterator[Changes]:
-    """Changes in order of harm, each only when it is one."""
+def _candidates(config: Config, shapes: ModelShapes, moves: bool) -> Iterator[Changes]:
+    """Changes in order of harm, each only when it is one.
+
+    With `moves` the device has memory of its own, which weights can leave.
+    """
     model, r, blocks = config.model, config.rollout, shapes.spec.num_layers
     if not model.gradient_checkpointing or model.blocks_to_keep:
         yield {"model.gradient_checkpointing": True, "model.blocks_to_keep": 0}
     if r.micro_batch > 1 or r.decode_batch > 1:
         yield {"rollout.micro_batch": 1, "rollout.decode_batch": 1}
-    if not model.offload and not model.shard:
+    if moves and not model.offload and not model.shard:
         yield {"model.offload": True}
     if r.guidance_batched != "sequential":
         yield {"rollout.guidance_batched": "sequential"}
     if model.storage != "fp8" and not model.shard:
         yield {"model.storage": "fp8"}
-    if not model.shard:
+    if moves and not model.shard:
         for swap in (blocks // 2, blocks):
             if swap > model.blocks_to_swap:
                 yield {"model.blocks_to_swap": swap}
