@@ -162,9 +162,9 @@ T2V_14B = Family(
     run="wan21_14b",
     use="05b_wan21_14b_use",
     intro="Trains a LoRA for **Wan 2.1 14B** text-to-video. The weights stay in 8 bits and, by the "
-    "preset, most blocks wait in main memory: plan for **32 GB of it**.",
-    cards="**Other cards:** *Video Settings* has presets for 12, 16, 48 and 80 GB. 12 GB means "
-    "416x240 and 17 frames; from 48 GB on nothing waits in main memory. The bf16 file works, too.",
+    "preset, many blocks wait in main memory: plan for **32 GB of it**.",
+    cards="**Other cards:** *Video Settings* has presets for 12, 16, 48 and 80 GB. 12 and 16 GB "
+    "mean 416x240; from 48 GB on nothing waits in main memory. The bf16 file works, too.",
     hint="**LoRAs of the 1.3B model do not fit 14B**, nor the other way round: loading one is "
     "refused with the reason.",
     iterations=40,
@@ -180,7 +180,7 @@ T2V_A14B = Family(
     run="wan22_a14b",
     use="06b_wan22_a14b_use",
     intro="Trains **both experts of Wan 2.2 A14B** in one run and saves **two LoRAs**, *high_noise* "
-    "and *low_noise*. One expert is on the card at a time; the other, and most blocks, wait in main "
+    "and *low_noise*. One expert is on the card at a time; the other, and many blocks, wait in main "
     "memory: plan for **48 GB of it**.",
     cards="**Other cards:** *Video Settings* has presets for 12, 16, 48 and 80 GB. **Half the "
     "iterations:** *train_experts* = high_noise learns movement and composition only.",
@@ -240,9 +240,10 @@ def train_i2v(info: Info, name: str) -> dict[str, Any]:
     return _train(Graph(info, name), I2V_14B)
 
 
-def _train(g: Graph, family: Family) -> dict[str, Any]:
-    two, image = len(family.files) == 2, family is I2V_14B
-    read_me = g.note(
+def _start(family: Family) -> str:
+    """Text of the first note."""
+    two = len(family.files) == 2
+    return (
         f"{family.intro}\n\n"
         f"**How long?** {cost(family.size, family.preset, family.tables(), two_experts=two)} This is "
         "arithmetic, not a measurement: after its first iteration Train says the time *on your "
@@ -250,11 +251,13 @@ def _train(g: Graph, family: Family) -> dict[str, Any]:
         "writes a LoRA that the loaders list.\n\n"
         "**Faster:** a speed LoRA through *Frozen LoRA* into *Load Wan Policy*, with 8 steps and "
         "guidance 1 in *Video Settings*; render with the same one.\n\n"
-        f"{family.cards}",
-        width=370,
-        height=470,
-        title=f"Start here: {family.title}",
+        f"{family.cards}"
     )
+
+
+def _train(g: Graph, family: Family) -> dict[str, Any]:
+    two, image = len(family.files) == 2, family is I2V_14B
+    read_me = g.note(_start(family), width=370, height=470, title=f"Start here: {family.title}")
     video = video_settings(g, family.preset, width=370)
     picture = (
         g.add("LoadImage", image=START_IMAGE, listed=False, height=350, width=370)
