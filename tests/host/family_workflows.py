@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from api_prompt import api_prompt
 from harness import ComfyServer, PromptResult, run_in_comfy
+from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from flashgrpo_core import embedded
 from flashgrpo_core.files import save_tensors
@@ -70,8 +71,41 @@ def write_small(path: Path, family: str, layers: int, seed: int) -> None:
     save_tensors(path, tensors)
 
 
-def place_models(server: ComfyServer, name: str, folder: Path) -> None:
-    """Put a small file under every name that a workflow asks for."""
+def write_clip_vision_h(path: Path) -> None:
+    """CLIP ViT-H with random weights: ComfyUI's loader takes no smaller one than the real."""
+    config = CLIPVisionConfig(
+        hidden_size=1280,
+        intermediate_size=5120,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        image_size=224,
+        patch_size=14,
+        projection_dim=1024,
+        hidden_act="gelu",
+    )
+    with torch.device("meta"):
+        state = CLIPVisionModelWithProjection(config).state_dict()
+    draw = torch.Generator().manual_seed(3)
+    tensors = {}
+    for key, value in state.items():
+        if key.endswith("position_ids"):
+            continue
+        one = "norm" in key and key.endswith("weight")
+        noise = torch.randn(value.shape, generator=draw) * 0.02
+        inside = key.startswith(("vision_model.", "visual_projection."))
+        tensors[key if inside else f"vision_model.{key}"] = (noise + one).half()
+    save_tensors(path, tensors)
+
+
+def place_models(server: ComfyServer, name: str, folder: Path, *, whole: bool) -> None:
+    """Put a small file under every name that a workflow asks for.
+
+    Args:
+        server: where to.
+        name: the workflow that trains.
+        folder: for temporary files.
+        whole: CLIP vision at its real size (1.3 GB), which the stock loader asks for.
+    """
     _, family, layers = WORKFLOWS[name]
     seed = 0
     for file, kind in wanted_files(name).items():
@@ -80,7 +114,7 @@ def place_models(server: ComfyServer, name: str, folder: Path) -> None:
             write_small(target, family, layers, seed)
             seed += 1
         elif kind == "clip_vision":
-            write_clip_vision(target)
+            (write_clip_vision_h if whole else write_clip_vision)(target)
         elif file == "wan2.2_vae.safetensors":
             run_in_comfy(_VAE_22, folder, target=str(target))
         else:
@@ -129,10 +163,13 @@ def training_prompt(server: ComfyServer, name: str, iterations: int = 2) -> Prom
     return prompt
 
 
-def rendering_prompt(server: ComfyServer, name: str, strength: float = 1.0) -> Prompt:
+def rendering_prompt(
+    server: ComfyServer, name: str, strength: float = 1.0, *, whole: bool
+) -> Prompt:
     """The workflow that renders, at the size of a test.
 
-    Only the text encoder is ours: ComfyUI's own accepts no smaller one than the real.
+    The text encoder is ours: ComfyUI's own accepts no smaller one than the real. So it is with CLIP
+    vision, which WanImageToVideo can do without: it is left out unless `whole`.
     """
     use = WORKFLOWS[name][0]
     prompt = api_prompt(workflow(use), server.object_info())
@@ -140,6 +177,11 @@ def rendering_prompt(server: ComfyServer, name: str, strength: float = 1.0) -> P
         inputs = node["inputs"]
         if node["class_type"] == "CLIPLoader":
             del prompt[key]
+        elif node["class_type"].startswith("CLIPVision") and not whole:
+            del prompt[key]
+        elif node["class_type"] == "WanImageToVideo" and not whole:
+            del inputs["clip_vision_output"]
+            inputs |= {"width": side(name), "height": side(name), "length": 5}
         elif node["class_type"] == "CLIPTextEncode":
             inputs = {"text": inputs["text"], "text_encoder": UMT5}
             prompt[key] = {"class_type": "FlashGRPOEncodePrompt", "inputs": inputs}
@@ -163,7 +205,9 @@ def video_of(server: ComfyServer, result: PromptResult) -> np.ndarray:
         return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
 
 
-def train_and_render(server: ComfyServer, name: str) -> dict[str, Any]:
+def train_and_render(
+    server: ComfyServer, name: str, iterations: int = 2, *, whole: bool
+) -> dict[str, Any]:
     """Both workflows of a pair, the second with and without the LoRA.
 
     Returns:
@@ -171,13 +215,14 @@ def train_and_render(server: ComfyServer, name: str) -> dict[str, Any]:
         `frames`: shape of the video; `difference`: mean absolute difference that the LoRA makes,
         in grey levels of 255.
     """
-    server.queue(training_prompt(server, name), timeout=900)
-    on = rendering_prompt(server, name)
+    server.queue(training_prompt(server, name, iterations), timeout=900)
+    on = rendering_prompt(server, name, whole=whole)
     loras = [inputs["lora_name"] for inputs in of_type(on, "LoraLoaderModelOnly")]
     start = len(server.log())
     with_lora = video_of(server, server.queue(on, timeout=600))
     log = server.log()[start:]
-    without = video_of(server, server.queue(rendering_prompt(server, name, 0.0), timeout=600))
+    off = rendering_prompt(server, name, 0.0, whole=whole)
+    without = video_of(server, server.queue(off, timeout=600))
     return {
         "loras": loras,
         "not_loaded": [line for line in log.splitlines() if "not loaded" in line.lower()],

@@ -40,7 +40,7 @@ def server(
     shutil.copyfile(comfy_tree() / "input" / "example.png", probe_server.input / "example.png")
     made: list[Path] = []
     for name in RUN:
-        place_models(probe_server, name, tmp_path_factory.mktemp("models"))
+        place_models(probe_server, name, tmp_path_factory.mktemp("models"), whole=False)
         made += [probe_server.models / kind / file for file, kind in wanted_files(name).items()]
     yield probe_server
     for path in made:
@@ -63,7 +63,7 @@ def test_every_workflow_is_accepted(server: ComfyServer) -> None:
     server.wait_running(first)
     for name in WORKFLOWS:
         server.submit(training_prompt(server, name))
-        server.submit(rendering_prompt(server, name))
+        server.submit(rendering_prompt(server, name, whole=True))
     server.post("/queue", {"clear": True})
     server.interrupt()
     assert server.wait(first).interrupted
@@ -75,7 +75,7 @@ def test_every_workflow_is_accepted(server: ComfyServer) -> None:
 @pytest.mark.parametrize("name", list(RUN))
 def test_from_training_to_a_video_with_the_lora(server: ComfyServer, name: str) -> None:
     """Every key of the LoRA finds its module in the stock loader, and the video changes."""
-    found = train_and_render(server, name)
+    found = train_and_render(server, name, iterations=1, whole=False)
     assert found["not_loaded"] == []
     assert found["frames"] == [5, 32, 32, 3]
     assert found["difference"] > 0.5

@@ -3,7 +3,7 @@
     python tests/soak/family_workflows.py [--out tests/soak/results/family_workflows.json] [name ...]
 
 A real ComfyUI server; random weights, 128 wide and as deep as the real models, under the names that
-the workflows ask for; the VAE of the 5B model at its real size. Trains two iterations, saves the
+the workflows ask for; the VAE of the 5B model and CLIP vision at their real size. Trains two iterations, saves the
 LoRA and renders with it in stock nodes. Takes about five minutes on two free cores.
 """
 
@@ -42,7 +42,7 @@ def main() -> int:
     server = ComfyServer(folder)
     shutil.copyfile(comfy_tree() / "input" / "example.png", server.input / "example.png")
     for name in arguments.names:
-        place_models(server, name, folder / "work")
+        place_models(server, name, folder / "work", whole=True)
     # Named pairs replace their rows and leave the others.
     old = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
     rows = {} if len(arguments.names) == len(WORKFLOWS) else old.get("workflows", {})
@@ -50,7 +50,7 @@ def main() -> int:
     try:
         for name in arguments.names:
             started = time.monotonic()
-            row = train_and_render(server, name)
+            row = train_and_render(server, name, whole=True)
             for lora in row["loras"]:
                 header = open_tensors(server.output / "loras" / lora).metadata
                 row.setdefault("headers", []).append(
