@@ -106,7 +106,7 @@ def _fourteen(model: _Model, name: str) -> dict[str, Preset]:
         {
             (12, "416x240"): model.tables(416, 240, storage="fp8", swap=32),
             (16, "416x240"): model.tables(416, 240, storage="fp8", swap=22),
-            (24, "624x352"): model.tables(624, 352, storage="fp8", swap=16),
+            (24, "624x352"): model.tables(624, 352, storage="fp8", swap=20),
             (48, "832x480"): model.tables(832, 480, storage="fp8"),
             (80, "832x480"): model.tables(832, 480, micro_batch=2),
         },
