@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -179,12 +180,18 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "cpu":
-        try:
-            import psutil
-        except ImportError:
-            return None
-        return int(psutil.virtual_memory().available)
+        return _available()
     return None
+
+
+def _available() -> int | None:
+    """Main memory that is free or can be freed; None where the system is not Linux."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def total_bytes(device: torch.device) -> int | None:
