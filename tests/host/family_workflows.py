@@ -129,12 +129,17 @@ from safetensors.torch import save_file
 
 import comfy.ldm.wan.vae2_2
 
-torch.manual_seed(1)
 vae = comfy.ldm.wan.vae2_2.WanVAE(
     dim=160, z_dim=48, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
     temperal_downsample=[False, True, True], dropout=0.0,
-).half()
-save_file({key: value.contiguous() for key, value in vae.state_dict().items()}, target)
+)
+draw = torch.Generator().manual_seed(1)
+state = {}
+for key, value in vae.state_dict().items():  # their memory is not initialised
+    fan_in = value[0].numel() if value.dim() > 1 else 25
+    noise = torch.randn(value.shape, generator=draw) * fan_in**-0.5
+    state[key] = (noise + ("gamma" in key)).half()
+save_file(state, target)
 """
 
 
