@@ -7,6 +7,7 @@ from comfy_api.latest import ComfyExtension, io
 from . import routes
 from .compare import Compare
 from .groups import IsoTemporalGroups
+from .plan import Plan
 from .policy import FrozenLora, LoadPolicy, VideoSettingsNode
 from .prompts import EncodePrompt, PromptsNode
 from .reward_compose import COMPOSE_NODES
@@ -46,6 +47,7 @@ class FlashGRPOExtension(ComfyExtension):
             RolloutNode,
             ScoreRollouts,
             TrainStep,
+            Plan,
         ]
 
 

@@ -11,6 +11,7 @@ from ..flashgrpo_core.errors import FlashGRPOError
 from ..flashgrpo_core.files import open_tensors
 from ..flashgrpo_core.keeping import RunResult, finished_result, prepare_folder
 from ..flashgrpo_core.lookup import adopt_moved_files
+from ..flashgrpo_core.memory_fit import check_memory, total_bytes, with_changes
 from ..flashgrpo_core.runs.checkpoint import list_checkpoints
 from ..flashgrpo_core.runs.folder import RunFolder
 from ..flashgrpo_core.training import train
@@ -57,6 +58,9 @@ def train_run(
     if result is None and run_on == WORKERS:
         result = train_on_workers(folder, prompts, config)
     elif result is None:
+        # ComfyUI moves networks, so each phase has the device for itself.
+        alone = with_changes(config, {"model.offload": True})
+        check_memory(alone, host.compute_device(), total_bytes(host.compute_device()))
         training[policy.run] = control
         try:
             host.unload_others()

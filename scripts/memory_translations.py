@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 TEXTS: dict[str, tuple[str, str]] = {
+    "Plan": ("메모리 계획", "显存规划"),
+    "plan": ("계획", "规划"),
+    "Predicts the memory of every phase of a run from the sizes of its files, which cards hold it, and what to change when yours does not. Nothing is loaded.": (
+        "파일의 크기로 실행의 각 단계에 필요한 메모리를 예측하고, 어느 그래픽 카드에 들어가는지, 들어가지 않으면 무엇을 바꿀지 알려 줍니다. 아무것도 불러오지 않습니다.",
+        "根据文件大小预测一次运行每个阶段的显存、哪些显卡放得下，以及放不下时该改什么。不会加载任何模型。",
+    ),
+    "The model that would be trained.": ("학습할 모델.", "将要训练的模型。"),
+    "Memory of the card in GB; 0 = all usual ones, 12 to 80.": (
+        "카드 메모리(GB). 0 = 흔한 것 모두(12~80).",
+        "显卡显存（GB）；0 = 常见的全部（12 至 80）。",
+    ),
+    "card": ("카드", "显卡"),
+    "The tables as text, also shown on the node.": (
+        "텍스트로 된 표. 노드에도 표시됩니다.",
+        "文本形式的表格，也显示在节点上。",
+    ),
     "cache threshold": ("단계 캐시 임곗값", "步缓存阈值"),
     "guidance batched": ("가이던스 일괄 계산", "引导合并计算"),
     "KL on drop": ("하락 시 KL", "下降时的 KL"),

@@ -524,6 +524,18 @@ HELP: dict[str, Help] = {
         ),
         (("reward ... has a win rate already", "One Win rate node per reward."),),
     ),
+    "FlashGRPOPlan": Help(
+        "Says **before you train** what a run will take: the memory of each phase, which cards hold it, and which settings to change when yours does not. Nothing is loaded; the sizes come from the headers of the files. It takes some seconds a card.",
+        {
+            "plan": "The tables as text, also shown on the node.",
+        },
+        (
+            "The plan counts the networks one at a time on the card, as ComfyUI moves them, and leaves 10 % to spare.",
+            "Changes that only cost time come first, then those that round weights, then a smaller video.",
+            "Reward models are counted by the size of their files.",
+        ),
+        (("... no such file", "The model is not where Load Wan Policy found it: press R."),),
+    ),
     "FlashGRPOScoreVideos": Help(
         "Ranks videos that **exist already** by a reward: videos of other nodes, or a folder below ComfyUI's `input` or `output`. For choosing the best of many seeds, and for getting to know a reward before you train on it.",
         {

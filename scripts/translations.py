@@ -726,9 +726,9 @@ TEXTS: dict[str, tuple[str, str]] = {
         "시간 그래디언트 보정 1/lambda의 정규화: pool(구간 평균), update(업데이트 평균, 논문), none(가중치 1).",
         "时间梯度校正 1/lambda 的归一化：pool（窗口平均）、update（更新内平均，论文）、none（权重为 1）。",
     ),
-    "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.": (
-        "그래디언트 클리핑 노름. 0 = 0.003 * sqrt(2.1e6 / D), D는 비디오 하나의 잠재 원소 수.",
-        "梯度裁剪范数；0 = 0.003 * sqrt(2.1e6 / D)，D 为一个视频的潜变量元素数。",
+    "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video (none with loss.algorithm = nft).": (
+        "그래디언트 클리핑 노름. 0 = 0.003 * sqrt(2.1e6 / D), D는 비디오 하나의 잠재 원소 수(loss.algorithm = nft이면 없음).",
+        "梯度裁剪范数；0 = 0.003 * sqrt(2.1e6 / D)，D 为一个视频的潜变量元素数（loss.algorithm = nft 时不裁剪）。",
     ),
     "AdamW weight decay.": ("AdamW 가중치 감쇠.", "AdamW 权重衰减。"),
     "Decay of the exponential moving average of the LoRA, per optimizer step; 0 = off.": (

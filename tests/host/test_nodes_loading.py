@@ -29,6 +29,7 @@ NODES = {
     "FlashGRPOCompare": "Compare",
     "FlashGRPOLoadRun": "Load Run",
     "FlashGRPOScoreVideos": "Score Videos",
+    "FlashGRPOPlan": "Plan",
     "FlashGRPORewardGate": "Reward: Gate",
     "FlashGRPORewardLimits": "Reward: Limits",
     "FlashGRPORewardWinRate": "Reward: Win rate",
