@@ -135,6 +135,16 @@ def _parts(moment: torch.Tensor) -> dict[str, torch.Tensor]:
     return {".codes": eight_bit.codes, ".scale": eight_bit.scale}
 
 
+def check_installed(config: OptimConfig) -> None:
+    """Check that the configured optimizer can be made.
+
+    Raises:
+        FlashGRPOError: its package is missing.
+    """
+    if config.kind == "adamw8bit":
+        _eight_bit_class()
+
+
 def _eight_bit_class() -> Any:
     try:
         from torchao.optim import AdamW8bit

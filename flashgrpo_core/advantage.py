@@ -121,11 +121,16 @@ def compute_advantages(
 
 
 def faded_stds(past: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Root of the faded mean of variances, iteration by iteration; the first is taken as it is."""
-    return {
-        name: math.sqrt(_KEPT * past[name] ** 2 + (1 - _KEPT) * std**2) if name in past else std
-        for name, std in now.items()
-    }
+    """Root of the faded mean of variances, iteration by iteration; the first is taken as it is.
+
+    An update whose rewards were all alike says nothing about their scale and is left out.
+    """
+    found = dict(past)
+    for name, std in now.items():
+        if std > 0:
+            before = past.get(name, std)
+            found[name] = math.sqrt(_KEPT * before**2 + (1 - _KEPT) * std**2)
+    return found
 
 
 def check_masked(valid: np.ndarray, least: int = 2) -> None:

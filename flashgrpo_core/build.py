@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from . import embedded
+from .adam import check_installed
 from .conditioning import StartImage, check_images
 from .config import Config
 from .config_io import flow_shift, validate
@@ -263,6 +264,13 @@ def preflight(config: Config, *, files: bool = True) -> None:
                 "model.vae is empty: name the Wan VAE .safetensors file, e.g. wan_2.1_vae.safetensors"
             )
         pick_device(full.model.device)
+        for setting in ("blocks_to_swap", "blocks_to_keep"):
+            if getattr(full.model, setting) > spec.num_layers:
+                raise FlashGRPOError(
+                    f"model.{setting} = {getattr(full.model, setting)}, but this model has "
+                    f"{spec.num_layers} blocks: use 0 to {spec.num_layers}"
+                )
+        check_installed(full.optim)
         check_loras(full, spec)
         for entry in full.model.frozen_loras:
             read_lora(entry["file"])
@@ -278,6 +286,11 @@ def preflight(config: Config, *, files: bool = True) -> None:
         sde_windows(full)
         rollout_settings(full, *_planned_layout(full))
     prompts = build_prompts(full)
+    if full.loss.kl_on_drop > 0 and not prompts.validation:
+        raise FlashGRPOError(
+            "loss.kl_on_drop waits for validation evaluations, and no prompt is held out: set "
+            "prompts.validation_share above 0, or name prompts.validation_file"
+        )
     if spec is not None:
         check_images(spec, [p.image for p in needed_prompts(full, prompts)])
     build_reward(full).check_prompts(p.text for p in prompts.train)

@@ -154,7 +154,7 @@ class OptimConfig:
     beta2: float = option(0.999, "AdamW beta 2.", low=0.0, high=0.999999)
     eps: float = option(1e-15, "AdamW epsilon; gradients here are about 1e-8, so the usual 1e-8 would throttle them. 0 would divide by zero where a gradient is 0.", low=1e-20, high=1e-2)
     weight_decay: float = option(1e-4, "AdamW weight decay.", low=0.0, high=1.0)
-    max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video.", low=0.0, high=1e6)
+    max_grad_norm: float = option(0.0, "Gradient clip norm; 0 = 0.003 * sqrt(2.1e6 / D), D the latent elements of one video (none with loss.algorithm = nft).", low=0.0, high=1e6)
     spike: float = option(5.0, "Also clip at this many times the median gradient norm of the last 16 steps, so that a single odd batch cannot throw the policy; 0 = off.", low=0.0, high=1e6)
     updates_per_rollout: int = option(1, "Optimizer steps per rollout batch; above 1 the later ones are off-policy.", low=1, high=64)
     ema_decay: float = option(0.9, "Decay of the exponential moving average of the LoRA, per optimizer step; 0 = off.", low=0.0, high=0.99999)

@@ -22,6 +22,12 @@ def check_method(config: Config) -> None:
             f"schedule.strategy = {config.schedule.strategy!r} is for loss.algorithm = 'grpo': nft has "
             "no stochastic steps, leave schedule.strategy out"
         )
+    s = config.schedule
+    if s.strategy == "window" and s.train_steps == 1 and s.place != "random":
+        raise FlashGRPOError(
+            f"schedule.train_steps = 1 with schedule.place = {s.place!r} trains a single noise level "
+            "per update, which collapses: use at least 2 steps, or place = 'random'"
+        )
     if config.loss.freeze_std and config.loss.advantage_std in ("group", "none"):
         raise FlashGRPOError(
             f"loss.freeze_std needs one std for all groups, not loss.advantage_std = "

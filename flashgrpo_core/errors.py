@@ -15,5 +15,9 @@ class NotFinite(FlashGRPOError):
     """The transformer gave NaN or infinite latents."""
 
 
+class NoUpdate(FlashGRPOError):
+    """Several iterations in a row could not change the policy."""
+
+
 class Cancelled(Exception):
     """Training was stopped on request; the run folder is resumable."""

@@ -9,7 +9,7 @@ import torch
 
 from . import fence
 from .config import Config
-from .errors import FlashGRPOError, NotFinite
+from .errors import FlashGRPOError, NotFinite, NoUpdate
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -35,7 +35,10 @@ def failed(trainer: Trainer, exc: Exception) -> Exception:
         exc = with_cause(exc, trainer.policy, trainer.config)
     with suppress(Exception):  # a full disk cannot record that it is full
         at = trainer.state.iteration
-        trainer.event("run_finished", at, status="failed", lora=None, reason=words(exc))
+        diverged = isinstance(exc, (NotFinite, NoUpdate))
+        trainer.event(
+            "run_finished", at, status="failed", lora=None, reason=words(exc), diverged=diverged
+        )
     return exc
 
 

@@ -212,7 +212,14 @@ def check_loras(config: Config, spec: WanSpec) -> None:
     model = config.model
     high = HIGH if model.transformer_low else expert_hint(model.transformer)
     for entry in model.frozen_loras:
-        check_origin(entry["file"], spec, entry.get("expert", "") or ("" if high == HIGH else high))
+        expert = entry.get("expert", "")
+        check_origin(entry["file"], spec, expert if model.transformer_low else expert or high)
+        said = expert_of(entry["file"])
+        if model.transformer_low and not expert and said:
+            raise FlashGRPOError(
+                f"frozen LoRA {Path(entry['file']).name!r} is for the {said} expert by its header or "
+                f"name, but goes on both: set expert = '{said}'"
+            )
     for path, expert in ((model.continue_from, high), (model.continue_from_low, LOW)):
         if path:
             check_origin(path, spec, expert)

@@ -128,11 +128,20 @@ def sample_shares(groups: Sequence[PromptGroup], micro_batch: int) -> list[tuple
     Samples that are stochastic at different steps never share a micro-batch.
     """
     return [
-        (g, range(start, min(start + size, group.size)))
+        (g, range(start, min(start + micro_batch, alike.stop)))
         for g, group in enumerate(groups)
-        for size in (micro_batch if group.same_steps else 1,)
-        for start in range(0, group.size, size)
+        for alike in _alike(group)
+        for start in range(alike.start, alike.stop, micro_batch)
     ]
+
+
+def _alike(group: PromptGroup) -> list[range]:
+    """Stretches of neighbouring samples with the same stochastic steps."""
+    if group.same_steps:
+        return [range(group.size)]
+    steps = group.sample_steps
+    edges = [i for i in range(1, group.size) if steps[i] != steps[i - 1]]
+    return [range(a, b) for a, b in zip([0, *edges], [*edges, group.size], strict=True)]
 
 
 class RolloutSampler:

@@ -72,9 +72,10 @@ def stochastic_steps(
     for group in groups:
         steps: tuple[tuple[int, ...], ...]
         if strategy == "mixed":
-            steps = tuple(
-                (first + _draw(end - first, seed, "own step"),) for seed in group.sde_seeds
-            )
+            # In order, so that samples with the same step can share a micro-batch: samples of a group
+            # are exchangeable.
+            own = sorted(first + _draw(end - first, seed, "own step") for seed in group.sde_seeds)
+            steps = tuple((step,) for step in own)
         elif strategy == "full":
             steps = (tuple(range(first, end)),) * group.size
         else:

@@ -37,7 +37,7 @@ from .choosing import iteration_groups, unsaturated_prompts
 from .config import Config
 from .control import Control
 from .distributed import World
-from .errors import FlashGRPOError
+from .errors import NoUpdate
 from .forwards import rollout_forwards, share_cost
 from .groups import PromptGroup
 from .health import Health
@@ -128,7 +128,10 @@ class Trainer:
             )
         self.negative = self.context(config.prompts.negative) if self.settings.guided else None
         self.optimizer = PolicyOptimizer(
-            self.policy, config.optim, math.prod(self.settings.latent_shape)
+            self.policy,
+            config.optim,
+            math.prod(self.settings.latent_shape),
+            config.loss.algorithm,
         )
         self.sampler = RolloutSampler(
             self.policy,
@@ -412,7 +415,7 @@ class Trainer:
         self.warn(iteration, code, message)
         self.state.empty_iterations += 1
         if self.state.empty_iterations >= MAX_EMPTY:
-            raise FlashGRPOError(f"{MAX_EMPTY} iterations in a row without an update ({message})")
+            raise NoUpdate(f"{MAX_EMPTY} iterations in a row without an update ({message})")
 
     @contextmanager
     def phase(

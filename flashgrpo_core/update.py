@@ -294,16 +294,21 @@ class PolicyOptimizer:
         config: optimizer settings.
         latent_elements: elements D of one video's latents; the default clip norm
             0.003 sqrt(2.1e6 / D) follows the gradient norm, which falls as 1 / sqrt(D).
+        algorithm: `loss.algorithm`; `nft` has no default clip norm.
 
     That norm is a guard rail over all models and settings, often an order of magnitude above the
     gradients of one run. `optim.spike` cuts against the run's own: at a multiple of the median norm
     of its last steps.
     """
 
-    def __init__(self, policy: Policy, config: OptimConfig, latent_elements: int) -> None:
+    def __init__(
+        self, policy: Policy, config: OptimConfig, latent_elements: int, algorithm: str = "grpo"
+    ) -> None:
         self.policy = policy
         self.config = config
-        self.max_grad_norm = config.max_grad_norm or 0.003 * math.sqrt(2.1e6 / latent_elements)
+        # DiffusionNFT regresses a velocity: its gradients are on another scale, and only a spike is cut.
+        usual = math.inf if algorithm == "nft" else 0.003 * math.sqrt(2.1e6 / latent_elements)
+        self.max_grad_norm = config.max_grad_norm or usual
         self.step_count = 0
         #: Norms before clipping of the last steps, per expert.
         self.norms: dict[str, list[float]] = {expert: [] for expert in policy.trained}

@@ -64,7 +64,9 @@ def to_level(record: Record, level: float, axis: str = "forwards") -> tuple[floa
 
 
 def collapsed(record: Record) -> bool:
-    """Whether the last held-out reward is far below the best one, or below the start."""
+    """Whether a run ended without numbers, or far below its best held-out reward or its start."""
+    if record["diverged"]:
+        return True
     rewards = [point["reward"] for point in record["curve"]]
     return rewards[-1] < max(rewards) - COLLAPSE or rewards[-1] < rewards[0]
 
@@ -130,6 +132,7 @@ def summarise(main: Sequence[Record], tuning: Sequence[Record]) -> Record:
         axis: min(r["curve"][-1][axis] for r in main) for axis in AXES
     }  # what every run has spent
     return {
+        "code": sorted({r["code"] for r in (*main, *tuning)}),
         "seeds": sorted({r["seed"] for r in main}),
         "learning_rates": {arm: by_arm[arm][0]["learning_rate"] for arm in arms},
         "learning_rate_grid": learning_rate_table(tuning),

@@ -149,7 +149,7 @@ class Sizes:
 
     common: int = 24_000
     budget: int = 80_000
-    tuning: int = 12_000
+    tuning: int = 18_000
     between: int = 2_000
     prompts: int = 12
     prompt_seeds: int = 2
@@ -187,7 +187,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of its run folder."""
-        return f"{self.arm}-lr{self.learning_rate:g}-seed{self.seed}"
+        rate = f"{self.learning_rate:g}".replace("+", "")  # not a letter of a run's name
+        return f"{self.arm}-lr{rate}-seed{self.seed}"
 
 
 def cell_config(cell: Cell, output: str, sizes: Sizes, forwards: float) -> Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import shutil
@@ -101,12 +103,22 @@ def _record_path(cell: Cell, folder: Path) -> Path:
     return folder / "cells" / f"{cell.name}{'-tuning' if cell.tuning else ''}.json"
 
 
+@functools.cache
+def code_digest() -> str:
+    """A hash of the package's Python files: which code a run was made with."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 class _Process:
     """A cell that runs."""
 
     def __init__(self, cell: Cell, folder: Path, sizes: Sizes) -> None:
         self.cell, self.folder, self.sizes = cell, folder, sizes
-        kind = "tuning" if cell.tuning else "main"
+        kind = cell_key(cell, sizes)
         self.output = str((folder / "work" / kind).absolute())
         self.run = RunFolder(self.output, cell.name)
         jobs = folder / "work" / "jobs"
@@ -144,15 +156,20 @@ class _Process:
         status = self.process.poll()
         if status is None:
             return None
-        if status or self.run.status() != "finished":
+        found = measure_run(self.run)
+        if (status or self.run.status() != "finished") and not found["diverged"]:
             raise FlashGRPOError(
                 f"run {self.cell.name} ended with status {status}: see {str(self.log)!r}; the others "
                 "are kept, run the same command again"
             )
-        found = measure_run(self.run)
         spent = found["curve"][-1]["forwards"]
         reached = max(point["reward"] for point in found["curve"]) >= max(LEVELS)
-        goes_on = ARMS[self.cell.arm].extended and not self.cell.tuning and not reached
+        goes_on = (
+            ARMS[self.cell.arm].extended
+            and not self.cell.tuning
+            and not reached
+            and not found["diverged"]
+        )
         if goes_on and spent + self.sizes.between <= self.sizes.budget:
             self._start(min(spent + EXTENSION * self.sizes.between, self.sizes.budget))
             return None
@@ -162,10 +179,11 @@ class _Process:
             "seed": self.cell.seed,
             "tuning": self.cell.tuning,
             "settings": cell_key(self.cell, self.sizes),
+            "code": code_digest(),
             **found,
         }
         path = _record_path(self.cell, self.folder)
         path.parent.mkdir(exist_ok=True)
         write_text_atomic(path, json.dumps(record) + "\n")
-        shutil.rmtree(self.run.path, ignore_errors=True)
+        shutil.rmtree(self.output, ignore_errors=True)
         return record

@@ -23,30 +23,33 @@ def measure_run(run: RunFolder) -> Record:
 
     Returns:
         `curve`: per evaluation `iteration`, `forwards`, `seconds` of iterations so far, `cpu_seconds`
-        likewise, `steps` (optimizer steps) and held-out `reward`; `gradients`: sigma -> mean norm
+        likewise, `steps` (iterations with an optimizer step) and held-out `reward`; `gradients`: sigma -> mean norm
         `raw` and `rectified`; `explained` and `explained_by_chance`: share of the advantages'
         variance that the SDE step explains; `phases`: seconds per iteration.
     """
     events = read_events(run.events)
     iterations = latest_each(events, "iteration")
     judged = [e for e in latest_each(events, "evaluation") if e["split"] == "validation"]
-    forwards, seconds, cpu = {0: 0.0}, {0: 0.0}, {0: 0.0}
+    forwards, seconds, cpu, steps = {0: 0.0}, {0: 0.0}, {0: 0.0}, {0: 0}
     for event in iterations:
         i = event["iteration"]
         forwards[i] = event["forwards_total"]
         seconds[i] = seconds[i - 1] + event["seconds"]
         cpu[i] = cpu[i - 1] + event["cpu_seconds"]
+        steps[i] = steps[i - 1] + bool(event["grad_norm"])
     curve = [
         {
             "iteration": e["iteration"],
             "forwards": forwards[e["iteration"]],
             "seconds": round(seconds[e["iteration"]], 2),
             "cpu_seconds": round(cpu[e["iteration"]], 2),
-            "steps": e["iteration"],
+            "steps": steps[e["iteration"]],
             "reward": e["reward_mean"],
         }
         for e in judged
+        if e["reward_mean"] is not None
     ]
+    last: Record = next((e for e in reversed(events) if e["event"] == "run_finished"), {})
     norms: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in iterations:
         for sigma, norm in event["grad_norm_by_sigma"].items():
@@ -54,7 +57,7 @@ def measure_run(run: RunFolder) -> Record:
     phases: dict[str, float] = defaultdict(float)
     for event in latest_each(events, "phase", "name"):
         if 0 < event["iteration"] and event["name"] in ("rollout", "score", "update"):
-            phases[event["name"]] += event["seconds"] / len(iterations)
+            phases[event["name"]] += event["seconds"] / max(len(iterations), 1)
     explained, chance = explained_by_step(read_rewards(run.rewards))
     return {
         "curve": curve,
@@ -65,7 +68,8 @@ def measure_run(run: RunFolder) -> Record:
         "explained": explained,
         "explained_by_chance": chance,
         "phases": dict(phases),
-        "peak_memory": max(e["peak_memory"] or 0 for e in iterations),
+        "peak_memory": max((e["peak_memory"] or 0 for e in iterations), default=0),
+        "diverged": bool(last.get("diverged")),
     }
 
 

@@ -37,7 +37,8 @@ def render(summary: Record) -> str:
     seeds = len(summary["seeds"])
     parts = [
         "<header><h1>Strategies on the tiny Wan</h1>"
-        f"<p>{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''} each</p></header>",
+        f"<p>{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''} each"
+        f"{_code_note(summary['code'])}</p></header>",
         _conclusions(summary),
         "<h2>Held-out reward</h2><p class='lead'>Median over the seeds; the band reaches from the "
         "lowest to the highest. A training forward and backward counts as 3 forwards; evaluations "
@@ -59,6 +60,7 @@ def render(summary: Record) -> str:
         "<h2>Learning rates</h2><p class='lead'>Mean held-out reward of the last half of shorter "
         "runs on other seeds; the best one of each arm is used.</p>",
         _grid(summary),
+        _edge_note(summary),
         "<h2>Arms</h2>",
         _table(["arm", "what it is"], [[ARMS[a].title, ARMS[a].what] for a in arms], numbers=False),
     ]
@@ -69,6 +71,10 @@ def render(summary: Record) -> str:
         "td.left,th.left{text-align:left!important}.wide{overflow-x:auto}</style>"
         f"<main>{''.join(parts)}</main></html>\n"
     )
+
+
+def _code_note(code: list[str]) -> str:
+    return f", code {code[0]}" if len(code) == 1 else f", by {len(code)} versions of the code"
 
 
 def _title(arm: str) -> str:
@@ -241,6 +247,19 @@ def _grid(summary: Record) -> str:
             ]
         )
     return _table(["arm", *(f"{float(rate):g}" for rate in rates)], rows)
+
+
+def _edge_note(summary: Record) -> str:
+    """Arms whose best rate is the first or last of the grid: a further one might be better still."""
+    arms = [
+        _title(arm)
+        for arm, row in summary["learning_rate_grid"].items()
+        if len(row) > 1
+        and summary["learning_rates"].get(arm) in (min(map(float, row)), max(map(float, row)))
+    ]
+    if not arms:
+        return ""
+    return f"<p class='lead'>At the edge of the grid: {escape(', '.join(arms))}.</p>"
 
 
 def _table(head: list[str], rows: list[list[str]], numbers: bool = True) -> str:

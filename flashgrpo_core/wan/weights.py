@@ -82,6 +82,11 @@ class Weights:
             else:
                 names.append(name)
         self.names = frozenset(names)
+        if f"{prefix}scaled_fp8" in file and not self._scales:
+            raise FlashGRPOError(
+                f"{file.path}: marked as scaled_fp8, but no weight has a scale_weight; download the "
+                "file again"
+            )
         self._refuse_unreadable(formats)
         self._summarise(formats)
 

@@ -63,6 +63,15 @@ def test_only_what_is_missing_runs_again(finished: tuple[Path, dict]) -> None:
     assert json.loads(drawn.stdout)["arms"]["mixed"]["last"] == found["arms"]["mixed"]["last"]
 
 
+def test_a_run_that_collapses_is_counted_not_fatal(tmp_path: Path) -> None:
+    """A learning rate of 1 leaves nothing of the videos; the report says so."""
+    done = bench(tmp_path, "--arms", "flash", "--learning-rate", "1.0")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["arms"]["flash"]["collapsed"] == 1
+    assert "Collapsed runs: Flash, shared noise (1)" in (tmp_path / "bench.html").read_text()
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     wrong = bench(tmp_path, "--report-only")
     assert wrong.returncode == 2

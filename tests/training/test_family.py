@@ -174,6 +174,23 @@ def test_the_lora_of_the_other_expert_is_refused(experts_run, tmp_path):
     refused(config, "put on the high_noise expert", "its file name says low_noise")
     config.model.frozen_loras = [{"file": str(foreign), "expert": LOW}]
     preflight(config)
+    # Without an expert it would go on both.
+    config.model.frozen_loras = [{"file": str(foreign)}]
+    refused(config, "goes on both", "set expert = 'low_noise'")
+    # One expert alone, known by its file's name.
+    alone = tmp_path / "wan_high_noise.safetensors"
+    alone.write_bytes(Path(config.model.transformer).read_bytes())
+    config.model.transformer, config.model.transformer_low = str(alone), ""
+    config.model.continue_from = config.model.continue_from_low = ""
+    refused(config, "put on the high_noise expert", "its file name says low_noise")
+
+
+def test_blocks_that_are_not_there_are_refused_before_anything_loads(tmp_path):
+    config = config_of(tmp_path, "wan2.1-t2v")
+    config.model.blocks_to_swap = 99
+    refused(config, "model.blocks_to_swap = 99, but this model has", "use 0 to")
+    config.model.blocks_to_swap, config.model.blocks_to_keep = 0, 99
+    refused(config, "model.blocks_to_keep = 99, but this model has", "use 0 to")
 
 
 def test_the_lora_of_another_family_is_refused(experts_run, tmp_path):

@@ -50,6 +50,8 @@ def record(arm: str = "flash", seed: int = 0, rewards=(0.8, 0.9, 0.96, 0.98), **
         "explained_by_chance": 0.1,
         "phases": {"rollout": 1.0, "score": 2.0, "update": 0.5},
         "peak_memory": 10,
+        "diverged": False,
+        "code": "abc",
         **fields,
     }
 
@@ -66,6 +68,7 @@ def test_collapse_is_a_fall_from_the_best_or_below_the_start() -> None:
     assert not analysis.collapsed(record(rewards=(0.8, 0.97, 0.9)))
     assert analysis.collapsed(record(rewards=(0.8, 0.97, 0.85)))
     assert analysis.collapsed(record(rewards=(0.8, 0.84, 0.79)))
+    assert analysis.collapsed(record(diverged=True))
 
 
 def test_ratio_of_medians_and_its_interval() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from flashgrpo_core.advantage import faded_stds
 from flashgrpo_core.choosing import adapt_steps, iteration_groups, unsaturated_prompts
 from flashgrpo_core.config import LossConfig
 from flashgrpo_core.config_io import build_config
@@ -284,3 +285,19 @@ def test_settings_that_would_be_biased_are_refused() -> None:
         config_of(schedule={"adaptive": False}, loss={"advantage_std": "group"})
     with pytest.raises(FlashGRPOError, match="set eval.every above 0"):
         config_of(loss={"kl_on_drop": 0.01}, eval={"every": 0})
+
+
+def test_updates_without_signal_do_not_touch_the_frozen_std() -> None:
+    assert faded_stds({}, {"a": 0.0}) == {}
+    assert faded_stds({"a": 0.02}, {"a": 0.0}) == {"a": 0.02}
+    assert faded_stds({"a": 0.02, "b": 1.0}, {"a": 0.04}) == pytest.approx(
+        {"a": (0.9 * 0.02**2 + 0.1 * 0.04**2) ** 0.5, "b": 1.0}
+    )
+    assert faded_stds({}, {"a": 0.5}) == {"a": 0.5}
+
+
+def test_one_noise_level_per_update_is_refused() -> None:
+    for place in ("start", "progressive"):
+        with pytest.raises(FlashGRPOError, match="trains a single noise level"):
+            config_of(schedule={"strategy": "window", "train_steps": 1, "place": place})
+    config_of(schedule={"strategy": "window", "train_steps": 1, "place": "random"})

@@ -263,6 +263,14 @@ def quantise(
     return stored, exact
 
 
+def test_a_scaled_file_without_scales_is_refused(tmp_path, model) -> None:
+    stored, _ = quantise(original(model, ""), "old", torch.float8_e4m3fn, False)
+    path = tmp_path / "wan.safetensors"
+    save_tensors(path, {k: v for k, v in stored.items() if not k.endswith("scale_weight")})
+    with pytest.raises(FlashGRPOError, match="marked as scaled_fp8, but no weight has a scale"):
+        load_transformer(path, torch.float32)
+
+
 @pytest.mark.parametrize("style", ["plain", "old", "new"])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("rows", [False, True])
