@@ -297,7 +297,8 @@ def test_updates_without_signal_do_not_touch_the_frozen_std() -> None:
 
 
 def test_one_noise_level_per_update_is_refused() -> None:
+    one = {"strategy": "window", "train_steps": 1}
     for place in ("start", "progressive"):
         with pytest.raises(FlashGRPOError, match="trains a single noise level"):
-            config_of(schedule={"strategy": "window", "train_steps": 1, "place": place})
-    config_of(schedule={"strategy": "window", "train_steps": 1, "place": "random"})
+            build_config({"schedule": {**one, "place": place}})
+    build_config({"schedule": {**one, "place": "random"}})
