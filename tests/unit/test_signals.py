@@ -300,5 +300,5 @@ def test_one_noise_level_per_update_is_refused() -> None:
     one = {"strategy": "window", "train_steps": 1}
     for place in ("start", "progressive"):
         with pytest.raises(FlashGRPOError, match="trains a single noise level"):
-            build_config({"schedule": {**one, "place": place}})
-    build_config({"schedule": {**one, "place": "random"}})
+            build_config({"model": {"transformer": "tiny"}, "schedule": {**one, "place": place}})
+    build_config({"model": {"transformer": "tiny"}, "schedule": {**one, "place": "random"}})
