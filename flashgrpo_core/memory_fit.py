@@ -13,7 +13,7 @@ import torch
 from .config import Config
 from .embedded import with_embedded_files
 from .errors import FlashGRPOError
-from .memory import MemoryPlan, plan_memory
+from .memory import MemoryPlan, Phase, plan_memory
 from .model_shapes import ModelShapes, model_shapes
 
 #: Cards by their memory. A card of 12 GB has 12.9 * 10^9 bytes; counted are 12 * 10^9, so that the
@@ -23,6 +23,10 @@ CARDS = (12, 16, 24, 48, 80)
 MARGIN = 1.1
 #: Share of the prediction that must not fit before training is refused: it may err by 10 %.
 REFUSE = 0.9
+#: Share of the largest phase that a change must save to be worth naming.
+USEFUL = 0.05
+#: Changes that are planned before a run is refused; a plan takes one to three seconds.
+TRIES = 3
 #: Runs whose networks and tokens are this small are not worth a plan on the CPU.
 SMALL_BYTES = 2_000_000_000
 
@@ -53,32 +57,99 @@ def needed(plan: MemoryPlan) -> int:
     return int(MARGIN * plan.peak.device)
 
 
-def fit(config: Config, shapes: ModelShapes, card_gb: float, **given: Any) -> Fit:
+def fit(
+    config: Config, shapes: ModelShapes, card_gb: float, tries: int = 0, **given: Any
+) -> Fit:
     """The least harmful changes that make a run fit a card.
 
     Changes that leave every number as it is come first, then those that cost time, then those that
-    round, then those that make another video.
+    round, then those that make another video. A change counts when it makes the run fit or takes a
+    useful share off the phase that needs most, and is dropped again when later ones do without it.
 
     Args:
         config: the configuration.
         shapes: its networks.
         card_gb: memory of the card in 10^9 bytes.
+        tries: number of changes to plan at most; 0 plans every one that may help.
         **given: further arguments of `plan_memory`.
     """
     limit = card_gb * 1e9
     streamed = MARGIN * 2 * shapes.encoder_parameters > limit
-    changes: Changes = {}
-    plan = plan_memory(config, shapes, streamed=streamed, **given)
+    accepted: list[Changes] = []
+
+    def planned(changes: list[Changes]) -> MemoryPlan:
+        tried = with_changes(config, _joined(changes))
+        return plan_memory(tried, shapes, streamed=streamed, **given)
+
+    plan = planned([])
+    left = tries or -1
     moves = torch.device(given.get("device", "cuda")).type != "cpu"
     for change in _candidates(config, shapes, moves):
-        if needed(plan) <= limit:
+        if needed(plan) <= limit or left == 0:
             break
-        tried = with_changes(config, {**changes, **change})
-        better = plan_memory(tried, shapes, streamed=streamed, **given)
-        if better.peak.device < plan.peak.device or plan.peak.name != better.peak.name:
-            plan = better
-            changes.update(change)
-    return Fit(card_gb, plan, changes, needed(plan) <= limit, streamed)
+        if not _may_help(change, plan.peak):
+            continue
+        if tries and MARGIN * _scaled(config, accepted, change, plan.peak) > limit:
+            continue
+        left -= 1
+        # A stronger change replaces a weaker one of the same settings.
+        others = [c for c in accepted if c.keys() != change.keys()]
+        better = planned([*others, change])
+        if needed(better) <= limit or _useful(plan, better):
+            plan, accepted = better, [*others, change]
+    if needed(plan) <= limit:
+        for change in accepted[-2::-1]:  # the last one made it fit
+            if left == 0:
+                break
+            left -= 1
+            others = [c for c in accepted if c is not change]
+            without = planned(others)
+            if needed(without) <= limit:
+                plan, accepted = without, others
+    return Fit(card_gb, plan, _joined(accepted), needed(plan) <= limit, streamed)
+
+
+def _joined(changes: list[Changes]) -> Changes:
+    return {name: value for change in changes for name, value in change.items()}
+
+
+def _useful(plan: MemoryPlan, better: MemoryPlan) -> bool:
+    """Whether the phase that needed most needs clearly less, and no other one needs as much."""
+    peak = plan.peak
+    same = max(phase.device for phase in better.phases if phase.name == peak.name)
+    return same <= (1 - USEFUL) * peak.device and better.peak.device <= peak.device
+
+
+#: Phases that a change can make smaller; those not named it makes smaller through their weights.
+_HELPS = {
+    "model.gradient_checkpointing": ("rollout", "update"),
+    "rollout.micro_batch": ("rollout", "score", "update", "evaluate"),
+    "rollout.guidance_batched": ("rollout", "update", "evaluate"),
+    "model.vae_tile": ("score", "evaluate"),
+    "rollout.frames": ("encode", "rollout", "score", "update", "evaluate"),
+    "rollout.width": ("encode", "rollout", "score", "update", "evaluate"),
+}
+
+
+def _may_help(change: Changes, peak: Phase) -> bool:
+    """Whether a change is worth a plan: it is about what the largest phase holds."""
+    phases = _HELPS.get(next(iter(change)))
+    if phases is None:
+        return peak.weights + peak.kept >= USEFUL * peak.device
+    return peak.name in phases or peak.kept >= USEFUL * peak.device
+
+
+def _scaled(config: Config, accepted: list[Changes], change: Changes, peak: Phase) -> float:
+    """Peak after a change of the video's size, as if all but the weights followed its pixels.
+
+    Changes of anything else may do more than that, and count as if they left nothing.
+    """
+    if not {"rollout.frames", "rollout.width"} & change.keys():
+        return 0.0
+    old = with_changes(config, _joined(accepted)).rollout
+    new = with_changes(config, _joined([*accepted, change])).rollout
+    share = new.frames * new.width * new.height / (old.frames * old.width * old.height)
+    return peak.weights + share * (peak.kept + peak.working)
 
 
 def _candidates(config: Config, shapes: ModelShapes, moves: bool) -> Iterator[Changes]:
@@ -145,7 +216,7 @@ def check_memory(
         config: the configuration.
         device: where it will run.
         limit: bytes that it may take; None is what is free now.
-        processes: number of processes that share sharded weights.
+        processes: number of processes; they share the weights with `model.shard`.
         warn: told when it is close.
 
     Raises:
@@ -166,8 +237,10 @@ def check_memory(
                 "free: it may run out of memory"
             )
         return
-    found = fit(full, shapes, limit / 1e9, device=device, processes=processes)
-    fix = f"set {words(found.changes)}" if found.fits else "use a smaller model or a larger card"
+    found = fit(full, shapes, limit / 1e9, TRIES, device=device, processes=processes)
+    fix = f"set {words(found.changes)}"
+    if not found.fits:
+        fix = "lower rollout.width, height or frames, or use a smaller model or a larger card"
     kind = "main memory" if device.type == "cpu" else f"memory of {device}"
     raise FlashGRPOError(
         f"the {peak.name} phase needs about {gigabytes(peak.device)}, {gigabytes(limit)} of {kind} "

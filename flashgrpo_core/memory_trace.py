@@ -155,6 +155,11 @@ class _Functions(TorchFunctionMode):
             query, key, value = (*args, *rest)[:3]
             return _Attention.apply(query, key, value, self.trace)
         first: Any = args[0] if args else None
+        # Noise is drawn in main memory: its size counts, and large noise takes seconds to draw.
+        if function is torch.randn and "generator" in given:
+            return torch.empty(first)
+        if function is torch.stack and first[0].dim() == 4 and not first[0].is_meta:
+            return torch.empty(len(first), *first[0].shape)
         if function is torch.Tensor.backward:
             # The engine itself: what `backward` calls is handled here too, where this mode is off,
             # and checkpointed parts are computed again in there.

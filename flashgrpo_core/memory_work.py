@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from .build import rollout_settings, text_tokens
 from .conditioning import StartImage, blank_image
@@ -24,7 +25,7 @@ from .policy import WanPolicy, forwards_per_velocity
 from .rollout import RolloutSampler
 from .schedule import make_schedule
 from .sde import log_prob, transition_mean
-from .wan.decode import decode_latents
+from .wan.decode import decode_pieces
 from .wan.vae import TEMPORAL, empty_vae, encode_pixels
 
 
@@ -184,7 +185,8 @@ def _trace_all(
 
 
 def _meta_vae(shapes: ModelShapes, dtype: torch.dtype) -> Any:
-    return empty_vae(shapes.vae).to(dtype).eval().requires_grad_(False)
+    # The library's own `to` warns of every cast.
+    return nn.Module.to(empty_vae(shapes.vae), dtype).eval().requires_grad_(False)
 
 
 def _decode(config: Config, shapes: ModelShapes, dtype: torch.dtype, one_memory: bool) -> Measured:
@@ -200,7 +202,8 @@ def _decode(config: Config, shapes: ModelShapes, dtype: torch.dtype, one_memory:
         trace.know(vae.parameters())
         shape = (r.decode_batch, shapes.vae.z_dim, frames, height, width)
         with trace:
-            decode_latents(vae, torch.zeros(shape, device="meta"))
+            for _ in decode_pieces(vae, torch.zeros(shape, device="meta")):
+                pass
         return Measured(trace.peak, 0.0, area * trace.flops / r.decode_batch)
 
     if frames <= 3:

@@ -31,7 +31,6 @@ def use_tiles(vae: Any, side: int) -> None:
     vars(vae)["decode_tile"] = side
 
 
-@torch.no_grad()
 def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
     """Videos of normalised latents.
 
@@ -46,6 +45,19 @@ def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
         FlashGRPOError: wrong number of channels, or the result is not finite (`NotFinite` when the
             latents are not).
     """
+    video, start = np.empty(0, np.uint8), 0
+    for piece in decode_pieces(vae, latents):
+        if start == 0:
+            frames = TEMPORAL * (latents.shape[2] - 1) + 1
+            video = np.empty((len(piece), frames, *piece.shape[2:]), np.uint8)
+        video[:, start : start + piece.shape[1]] = piece
+        start += piece.shape[1]
+    return video
+
+
+@torch.no_grad()
+def decode_pieces(vae: Any, latents: torch.Tensor) -> Iterator[np.ndarray]:
+    """What `decode_latents` returns, a few frames `[B, T, 8 h, 8 w, 3]` at a time."""
     if latents.ndim != 5 or latents.shape[1] != vae.config.z_dim:
         raise FlashGRPOError(
             f"latents {list(latents.shape)} do not fit a VAE with {vae.config.z_dim} channels; "
@@ -57,17 +69,12 @@ def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
         raise NotFinite("the transformer's latents hold NaN")
     mean, std = latent_statistics(vae, z.device)
     z = (z * std + mean).to(parameter.dtype)
-    batch, _, frames, height, width = z.shape
+    frames, height, width = z.shape[2:]
     factor = vae.config.scale_factor_spatial or 8
     size = (TEMPORAL * (frames - 1) + 1, height * factor, width * factor)
-    video = np.empty((batch, *size, 3), np.uint8)
-    start = 0
     tile = vars(vae).get("decode_tile", 0)
     for pixels in _tiled(vae, z, tile, factor, size) if tile else decode_frames(vae, z):
-        stop = start + pixels.shape[2]
-        video[:, start:stop] = to_bytes(pixels, parameter.dtype)
-        start = stop
-    return video
+        yield to_bytes(pixels, parameter.dtype)
 
 
 def decode_frames(vae: Any, z: torch.Tensor) -> Iterator[torch.Tensor]:
