@@ -52,6 +52,23 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no CUDA GPU" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["--wheels", "--json"])
+def test_folders_are_checked_before_anything_runs(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    path = missing / "rows.json" if option == "--json" else missing
+    with pytest.raises(SystemExit) as caught:
+        module().main(["--cpu-dry-run", option, str(path)])
+    assert caught.value.code == 2
+    assert f"{option} {path}: there is no" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_default_ends_within_eight_minutes() -> None:
+    check = module()
+    assert check.arguments([]).seconds + check.GRACE <= 480 - 30  # a start of half a minute
+
+
 def test_rows_beyond_their_limit_fail() -> None:
     check = module()
     table = check.Table(60)
