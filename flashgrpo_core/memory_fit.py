@@ -57,9 +57,7 @@ def needed(plan: MemoryPlan) -> int:
     return int(MARGIN * plan.peak.device)
 
 
-def fit(
-    config: Config, shapes: ModelShapes, card_gb: float, tries: int = 0, **given: Any
-) -> Fit:
+def fit(config: Config, shapes: ModelShapes, card_gb: float, tries: int = 0, **given: Any) -> Fit:
     """The least harmful changes that make a run fit a card.
 
     Changes that leave every number as it is come first, then those that cost time, then those that

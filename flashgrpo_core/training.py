@@ -81,11 +81,14 @@ def train(
         )
     folder = RunFolder(config.run.output, config.run.name)
     fresh = not folder.exists()
+    tight: list[str] = []  # what the memory check warns of, for the run's events
     try:
         if fresh:
             preflight(config, files=networks is None)
-            if networks is None and world.size == 1:
-                check_memory(config, pick_device(config.model.device))
+            if networks is None:
+                check_memory(
+                    config, _device(config, world), processes=world.size, warn=tight.append
+                )
         world.barrier()
         prepare_folder(folder, config, resume, world)
         done = finished_result(folder, config)
@@ -101,9 +104,7 @@ def train(
         ):
             if networks is None and config.model.shard and world.size > 1:
                 networks = load_sharded(config, world)
-            networks = networks or load_networks(
-                config, pick_device(config.model.device) if world.size == 1 else world.device
-            )
+            networks = networks or load_networks(config, _device(config, world))
             trainer = Trainer(
                 config,
                 networks,
@@ -114,6 +115,8 @@ def train(
                 embeddings=embeddings,
             )
             watchdog.warn = trainer.warn
+            for message in tight if world.is_main else ():
+                trainer.warn(0, "memory", message)
             return run(trainer)
     except Cancelled:
         # Asked to stop before the first iteration, while prompts were encoded.
@@ -129,6 +132,11 @@ def train(
         raise
     finally:
         world.lockstep = None
+
+
+def _device(config: Config, world: World) -> torch.device:
+    """Where this process loads its networks."""
+    return pick_device(config.model.device) if world.size == 1 else world.device
 
 
 def run(trainer: Trainer) -> RunResult:

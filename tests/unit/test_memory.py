@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -195,6 +196,67 @@ def test_training_asks_before_it_loads(tmp_path: Any, monkeypatch: pytest.Monkey
     with pytest.raises(FlashGRPOError, match="needs about .* of main memory are free"):
         train(config)
     assert not (tmp_path / "flashgrpo" / "runs").exists()
+
+
+def test_a_tight_run_is_warned_of(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warning reaches the run's events."""
+    from flashgrpo_core.training import train
+
+    short = {"frames": 5, "width": 32, "height": 32, "group_size": 2}
+    config = tiny(
+        run={"output": str(tmp_path), "iterations": 1},
+        rollout=short,
+        eval={"every": 0},
+        schedule={"steps": 4},
+    )
+    peak = plan_memory(config, device="cpu").peak.device
+    monkeypatch.setattr(memory_fit, "free_bytes", lambda device: int(0.95 * peak))
+    found = train(config)
+    lines = (found.folder / "events.jsonl").read_text().splitlines()
+    warnings = [e for e in map(json.loads, lines) if e.get("code") == "memory"]
+    assert len(warnings) == 1 and "may run out of memory" in warnings[0]["message"]
+
+
+def test_every_process_is_asked(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several processes holds the whole model without `model.shard`."""
+    from flashgrpo_core.distributed import World
+    from flashgrpo_core.training import train
+
+    config = tiny(run={"output": str(tmp_path), "iterations": 1})
+    peak = plan_memory(config, device="cpu").peak.device
+    monkeypatch.setattr(memory_fit, "free_bytes", lambda device: int(0.75 * peak))
+    world = World(0, 2, torch.device("cpu"))
+    monkeypatch.setattr(world, "leave", lambda failed=False: None)  # there is no other process
+    with pytest.raises(FlashGRPOError, match="needs about .* of main memory are free"):
+        train(config, world=world)
+
+
+def test_a_huge_run_is_refused_after_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """81 frames of 4096x4096 take as long as small ones: no noise is drawn, no frame is filled."""
+    plans: list[Config] = []
+
+    def counted(config: Config, *given: Any, **more: Any) -> Any:
+        plans.append(config)
+        return plan_memory(config, *given, **more)
+
+    monkeypatch.setattr(memory_fit, "plan_memory", counted)
+    huge = tiny(rollout={"width": 4096, "height": 4096, "frames": 81})
+    began = time.process_time()
+    with pytest.raises(FlashGRPOError, match=r"lower rollout\.width, height or frames"):
+        check_memory(huge, torch.device("cpu"), limit=20_000_000_000)
+    assert len(plans) <= 2 + memory_fit.TRIES
+    assert time.process_time() - began < 30  # about 6 s; drawing the noise took 95 s
+
+
+def test_changes_that_save_nothing_are_not_named() -> None:
+    """Weights of 0.01 GB are not what fills a card."""
+    config = with_embedded_files(tiny(rollout={"width": 512, "height": 512, "frames": 17}))
+    shapes = model_shapes(config)
+    peak = plan_memory(config, shapes).peak
+    for share in (0.9, 0.3):
+        found = fit(config, shapes, share * peak.device / 1e9)
+        assert found.fits and found.changes
+        assert not {"model.storage", "model.blocks_to_swap"} & found.changes.keys()
 
 
 def test_small_runs_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
