@@ -52,6 +52,7 @@ def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
             video = np.empty((len(piece), frames, *piece.shape[2:]), np.uint8)
         video[:, start : start + piece.shape[1]] = piece
         start += piece.shape[1]
+        del piece  # before the next one is decoded
     return video
 
 
