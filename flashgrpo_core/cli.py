@@ -362,6 +362,9 @@ def _add_plan(sub: argparse.ArgumentParser) -> None:
         "--processes", type=_positive, metavar="N", help="processes that model.shard spreads over"
     )
     sub.add_argument("--presets", action="store_true", help="list the presets by model and card")
+    sub.add_argument(
+        "--preset", metavar="NAME", help="plan a preset on the published model, without its files"
+    )
 
 
 def _add_schedule(sub: argparse.ArgumentParser) -> None:

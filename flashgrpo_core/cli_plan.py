@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,31 +12,67 @@ import torch
 from .build import build_prompts, needed_prompts, plan
 from .cli_common import Answer, load_job, table
 from .config import Config
+from .config_io import apply_override, build_config
 from .devices import pick_device
-from .embedded import with_embedded_files
+from .embedded import TINY_PROMPTS, with_embedded_files
 from .errors import FlashGRPOError
 from .memory import MemoryPlan, plan_memory, sharding_plan
 from .memory_fit import CARDS, fit, free_bytes
 from .memory_rate import measured_rate
 from .memory_text import card_table, gb, phase_table
-from .model_shapes import empty_policy, model_shapes
+from .model_shapes import ModelShapes, empty_policy, model_shapes, published_shapes
 from .networks import pick_dtype, resting_storage
-from .presets import PRESETS
+from .presets import PRESETS, find_preset, preset_tables
+from .wan.detect import WanSpec
 
 
 def plan_command(args: Namespace) -> Answer:
     """Say what a run takes, or list the presets."""
     if args.presets:
         return _presets()
-    if not args.config:
-        raise FlashGRPOError("name a CONFIG (TOML file or run folder), or use --presets")
-    config = load_job(args.config, args.set, args.models)
+    if bool(args.config) == bool(args.preset):
+        raise FlashGRPOError(
+            "name a CONFIG (TOML file or run folder) or a --preset, one of the two; --presets lists them"
+        )
     device = pick_device("auto") if args.device == "auto" else torch.device(args.device)
-    return answer(config, device, args.rate, args.processes or config.run.processes or 1)
+    if args.preset:
+        config, shapes = preset_job(args.preset, args.set, args.processes or 1)
+    else:
+        config, shapes = load_job(args.config, args.set, args.models), None
+    return answer(config, device, args.rate, args.processes or config.run.processes or 1, shapes)
+
+
+def preset_job(
+    name: str, overrides: Sequence[str], processes: int = 1
+) -> tuple[Config, ModelShapes]:
+    """A preset as a job on the published model, whose files need not be there.
+
+    With several processes the weights are sharded, in place of 8-bit storage, swapping and offload.
+
+    Args:
+        name: name of the preset.
+        overrides: `table.key=value` settings over it.
+        processes: number of processes.
+    """
+    tables, model = preset_tables(name), find_preset(name).model
+    # A plan reads prompts to count evaluations only; the embedded ones stand for the user's.
+    tables["prompts"] = {"file": str(TINY_PROMPTS["train"])}
+    tables["model"]["transformer"] = "high_noise.safetensors"
+    if "A14B" in model:
+        tables["model"]["transformer_low"] = "low_noise.safetensors"
+    if processes > 1:
+        tables["model"] |= {"shard": True, "storage": "full", "blocks_to_swap": 0, "offload": False}
+    for text in overrides:
+        apply_override(tables, text)
+    return build_config(tables), published_shapes(model)
 
 
 def answer(
-    config: Config, device: torch.device, rate: float | None = None, processes: int = 1
+    config: Config,
+    device: torch.device,
+    rate: float | None = None,
+    processes: int = 1,
+    shapes: ModelShapes | None = None,
 ) -> Answer:
     """The plan as text and data.
 
@@ -44,9 +81,10 @@ def answer(
         device: where the run is planned; CUDA need not be there.
         rate: TFLOP/s that the device reaches; None measures, when it is there.
         processes: number of processes.
+        shapes: of the model; None reads them from its files.
     """
     full = with_embedded_files(config)
-    shapes = model_shapes(full)
+    shapes = shapes or model_shapes(full)
     prompts = needed_prompts(full, build_prompts(full))
     given: dict[str, Any] = {
         "device": device,
@@ -75,7 +113,8 @@ def answer(
             + ("" if free is None else f"; {gb(free)} are free")
         )
     else:
-        cards = [fit(full, shapes, card, **given) for card in CARDS]
+        plans = {"False []": found}
+        cards = [fit(full, shapes, card, plans=plans, **given) for card in CARDS]
         data["cards"] = [
             {
                 "card_gb": f.card_gb,
@@ -93,7 +132,7 @@ def answer(
             card_table(cards),
         ]
     if full.model.shard and processes > 1:
-        lines += ["", _sharding(full, processes, data)]
+        lines += ["", _sharding(full, shapes.spec, processes, data)]
     lines += ["", _basis(device)]
     return Answer("\n".join(lines), data)
 
@@ -120,8 +159,7 @@ def _times(
     return {name: value / rate / 1e12 for name, value in flops.items()}, flops
 
 
-def _sharding(config: Config, processes: int, data: dict[str, Any]) -> str:
-    spec = model_shapes(config).spec
+def _sharding(config: Config, spec: WanSpec, processes: int, data: dict[str, Any]) -> str:
     dtype = pick_dtype(config.model.dtype, spec.weight_dtype, torch.device("cuda"))
     storage = resting_storage("full", spec, torch.device("cuda"))
     full = dataclasses.replace(config, model=dataclasses.replace(config.model, storage=storage))

@@ -57,7 +57,14 @@ def needed(plan: MemoryPlan) -> int:
     return int(MARGIN * plan.peak.device)
 
 
-def fit(config: Config, shapes: ModelShapes, card_gb: float, tries: int = 0, **given: Any) -> Fit:
+def fit(
+    config: Config,
+    shapes: ModelShapes,
+    card_gb: float,
+    tries: int = 0,
+    plans: dict[str, MemoryPlan] | None = None,
+    **given: Any,
+) -> Fit:
     """The least harmful changes that make a run fit a card.
 
     Changes that leave every number as it is come first, then those that cost time, then those that
@@ -69,15 +76,20 @@ def fit(config: Config, shapes: ModelShapes, card_gb: float, tries: int = 0, **g
         shapes: its networks.
         card_gb: memory of the card in 10^9 bytes.
         tries: number of changes to plan at most; 0 plans every one that may help.
+        plans: plans of the same job by what is changed, kept from one card to the next.
         **given: further arguments of `plan_memory`.
     """
+    known = {} if plans is None else plans
     limit = card_gb * 1e9
     streamed = MARGIN * 2 * shapes.encoder_parameters > limit
     accepted: list[Changes] = []
 
     def planned(changes: list[Changes]) -> MemoryPlan:
-        tried = with_changes(config, _joined(changes))
-        return plan_memory(tried, shapes, streamed=streamed, **given)
+        key = f"{streamed} {sorted(_joined(changes).items())}"
+        if key not in known:
+            tried = with_changes(config, _joined(changes))
+            known[key] = plan_memory(tried, shapes, streamed=streamed, **given)
+        return known[key]
 
     plan = planned([])
     left = tries or -1

@@ -189,6 +189,7 @@ def _meta_vae(shapes: ModelShapes, dtype: torch.dtype) -> Any:
     return nn.Module.to(empty_vae(shapes.vae), dtype).eval().requires_grad_(False)
 
 
+@torch.no_grad()
 def _decode(config: Config, shapes: ModelShapes, dtype: torch.dtype, one_memory: bool) -> Measured:
     """Decoding a few latent frames; each further one is the same again."""
     r, vae = config.rollout, _meta_vae(shapes, dtype)

@@ -31,6 +31,7 @@ def use_tiles(vae: Any, side: int) -> None:
     vars(vae)["decode_tile"] = side
 
 
+@torch.no_grad()
 def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
     """Videos of normalised latents.
 
@@ -56,9 +57,11 @@ def decode_latents(vae: Any, latents: torch.Tensor) -> np.ndarray:
     return video
 
 
-@torch.no_grad()
 def decode_pieces(vae: Any, latents: torch.Tensor) -> Iterator[np.ndarray]:
-    """What `decode_latents` returns, a few frames `[B, T, 8 h, 8 w, 3]` at a time."""
+    """What `decode_latents` returns, a few frames `[B, T, 8 h, 8 w, 3]` at a time.
+
+    Call it without gradients; `no_grad` around a generator would hold each piece during the next.
+    """
     if latents.ndim != 5 or latents.shape[1] != vae.config.z_dim:
         raise FlashGRPOError(
             f"latents {list(latents.shape)} do not fit a VAE with {vae.config.z_dim} channels; "
