@@ -1,6 +1,7 @@
 """AdamW with moments in 8 bits: near AdamW, restored bit for bit, missing package named.
 
-The package is no dependency: without it only the last two tests run.
+The package is no dependency. Where it is missing, `test_adam8bit_package.py` installs it into a
+folder of its own and runs this file again.
 """
 
 from __future__ import annotations
