@@ -60,6 +60,8 @@ def train_run(
     elif result is None:
         # ComfyUI moves networks, so each phase has the device for itself.
         alone = with_changes(config, {"model.offload": True})
+        if prompts.encoder.startswith("clip:"):  # ComfyUI's CLIP has encoded them, in its own time
+            alone = with_changes(alone, {"model.text_encoder": ""})
         check_memory(alone, host.compute_device(), total_bytes(host.compute_device()))
         training[policy.run] = control
         try:

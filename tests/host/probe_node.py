@@ -194,7 +194,8 @@ def _before(kind):
 
 
 def _install():
-    from diffusers import AutoencoderKLWan, WanTransformer3DModel
+    from diffusers import WanTransformer3DModel
+    from diffusers.models.autoencoders.autoencoder_kl_wan import WanDecoder3d
 
     tiny_world = _pack_module("flashgrpo_core.rewards.tiny_world").TinyWorldReward
 
@@ -212,7 +213,7 @@ def _install():
         "forward",
         lambda: "update" if torch.is_grad_enabled() else "rollout",
     )
-    wrap(AutoencoderKLWan, "_decode", "decode")
+    wrap(WanDecoder3d, "forward", "decode")
     wrap(tiny_world, "score", "score")
     keeping = _pack_module("flashgrpo_core.keeping")
     save = keeping.save_checkpoint
