@@ -178,11 +178,13 @@ def _basis(device: torch.device) -> str:
     if device.type == "cpu":
         return (
             "Memory within 10 % of what was measured on CPUs (benchmarks/plan_accuracy.py). Time "
-            "from matrix products alone: expect one to two times as much."
+            "from matrix products alone: expect one to two times as much, and up to four times for tiny "
+            "models."
         )
     return (
         "From shapes; a card fits with 10 % to spare. Measured on CPUs only, where it is within "
-        "10 %. Time from matrix products alone: expect one to two times as much."
+        "10 %. Time from matrix products alone: expect one to two times as much, and up to four times "
+        "for tiny models."
     )
 
 
