@@ -10,6 +10,7 @@ from typing import Any
 
 from ..files import write_text_atomic
 from ..runs.charts import Series, duration, legend, line_chart, number, share_bar
+from ..runs.events import jsonable
 from ..runs.report_style import STYLE
 from .arms import ARMS, COLLAPSE
 
@@ -24,7 +25,7 @@ _AXES = {
 
 def write_page(summary: Record, folder: Path) -> Path:
     """Write `bench.json`, `bench.svg` and `bench.html`; returns the page."""
-    write_text_atomic(folder / "bench.json", json.dumps(summary, indent=1) + "\n")
+    write_text_atomic(folder / "bench.json", json.dumps(jsonable(summary), indent=1) + "\n")
     write_text_atomic(folder / "bench.svg", _picture(summary))
     page = folder / "bench.html"
     write_text_atomic(page, render(summary))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -112,7 +115,7 @@ def test_the_step_explains_what_it_explains() -> None:
     assert explained_by_step([r | {"valid": False} for r in rows]) == (0.0, 0.0)
 
 
-def test_the_summary_counts_and_compares() -> None:
+def test_the_summary_counts_and_compares(tmp_path: Path) -> None:
     main = [record("flash", s, (0.8, 0.95, 0.97 + 0.001 * s)) for s in range(3)]
     main += [record("full", s, (0.8, 0.85, 0.9, 0.95)) for s in range(3)]
     found = analysis.summarise(main, [])
@@ -126,6 +129,12 @@ def test_the_summary_counts_and_compares() -> None:
     assert first["ratio"] == pytest.approx(1 / 3) and first["known"]
     text = page.render(found)
     assert "Flash, shared noise" in text and "0.33" in text and text.count("<svg") >= 4
+    # One noise level has no spread; the file stays JSON that every reader takes.
+    single = record("flash", gradients={"1.0000": {"raw": 1.0, "rectified": 2.0}})
+    page.write_page(analysis.summarise([single], []), tmp_path)
+    text = (tmp_path / "bench.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["arms"]["flash"]["spread"] == {"raw": None, "rectified": None}
     none = analysis.summarise([record("flash", 0, (0.8, 0.8)), record("full", 0, (0.8, 0.8))], [])
     assert not any(r["known"] for r in none["ratios"])
     assert "no ratio" in page.render(none)
